@@ -1,16 +1,17 @@
-"""A policy that learns ARC-like puzzles from nothing: it tries rules on the examples, by Python on the task's data.
+"""A policy that learns ARC-like puzzles from nothing: it tries rules on the examples, by Python on
+the task's data.
 
     OMP_NUM_THREADS=1 python -m benchmarks.arc_policy [--out runs/arc] [--json FILE]
 
-A puzzle is two pairs of grids, two by two, made by one of six rules, and a grid that the rule is to be applied to. The
-policy finds the grids in its session (`session_variables`), and works as a person would: it writes a rule as code,
-tests it on the pairs, tries another one if it fails, and applies the one that fits. Each attempt is a tool call, and
-what it defines lives on until the next.
+A puzzle is two pairs of grids, two by two, made by one of six rules, and a grid that the rule is to
+be applied to. The policy finds the grids in its session (`session_variables`), and works as a
+person would: it writes a rule as code, tests it on the pairs, tries another one if it fails, and
+applies the one that fits. Each attempt is a tool call, and what it defines lives on until the next.
 
-The cold start shows that sloppily: of its lessons some apply a rule that they have not tested, and some make a call
-that fails. What reinforcement learning (GRPO-RoC) makes of it is measured on puzzles of another split, by graph,
-sandbox and verifier as anywhere. Weights are those of the small policy's architecture, half a million; all is one
-thread's work of some minutes.
+The cold start shows that sloppily: of its lessons some apply a rule that they have not tested, and
+some make a call that fails. What reinforcement learning (GRPO-RoC) makes of it is measured on
+puzzles of another split, by graph, sandbox and verifier as anywhere. Weights are those of the small
+policy's architecture, half a million; all is one thread's work of some minutes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ RULES: dict[str, str] = {
 }
 """Name -> what it makes of a grid `g`, as a policy writes it."""
 PAIRS, SIDE = 2, 2
-"""Pairs of a puzzle; rows and columns of its grids. More of both cost a cold start several times as long."""
+"""Pairs of a puzzle; rows and columns of its grids. More of both cost a cold start several times as
+long.
+"""
 CONTEXT = {"session_variables": True, "max_turns": 10}
 BATCH = 16
 """Lessons of a step of the cold start."""
@@ -76,7 +79,9 @@ def applied(rule: str, grid: Grid) -> Grid:
 
 
 def puzzles(split: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Endless puzzles of a split, each with its rule: as data, pairs of grids and the grid that is asked for."""
+    """Endless puzzles of a split, each with its rule: as data, pairs of grids and the grid that is
+    asked for.
+    """
     rng = random.Random(derive_seed(seed, "arc_policy", split))
     while True:
         rule = rng.choice(list(RULES))
@@ -89,7 +94,11 @@ def puzzles(split: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def fitting(data: dict[str, Any]) -> list[str]:
     """Rules that make every pair."""
-    return [rule for rule in RULES if all(applied(rule, before) == after for before, after in data["pairs"])]
+    return [
+        rule
+        for rule in RULES
+        if all(applied(rule, before) == after for before, after in data["pairs"])
+    ]
 
 
 def _grid(rng: random.Random) -> Grid:
@@ -121,18 +130,24 @@ def prompt_of(data: dict[str, Any]) -> str:
 
 
 def lesson(rule: str, data: dict[str, Any], rng: random.Random) -> Conversation:
-    """One puzzle solved: rules are tested in any order until one fits; or, sloppily, one is guessed."""
+    """One puzzle solved: rules are tested in any order until one fits; or, sloppily, one is
+    guessed.
+    """
     head: list[BaseMessage] = [
         SystemMessage(loop_system_turn(TOOL_LOOP_PROMPT, fenced=False, variables=("data",))),
         HumanMessage(prompt_of(data)),
     ]
     order = rng.sample(list(RULES), len(RULES))
     if rng.random() < GUESS_SHARE:
-        return _conversation(head, _apply(order[0], data, defined=False), applied(order[0], data["test"]))
+        return _conversation(
+            head, _apply(order[0], data, defined=False), applied(order[0], data["test"])
+        )
     tested = order[: order.index(rule) + 1]
     slip = _slip(tested[0]) if rng.random() < SLIP_SHARE else []
     turns = [turn for each in tested for turn in _test(each, data)]
-    return _conversation(head, [*slip, *turns, *_apply(rule, data, defined=True)], applied(rule, data["test"]))
+    return _conversation(
+        head, [*slip, *turns, *_apply(rule, data, defined=True)], applied(rule, data["test"])
+    )
 
 
 def _test(rule: str, data: dict[str, Any]) -> list[BaseMessage]:
@@ -147,8 +162,12 @@ def _slip(rule: str) -> list[BaseMessage]:
 
 
 def _apply(rule: str, data: dict[str, Any], *, defined: bool) -> list[BaseMessage]:
-    code = "rule(data['test'])" if defined else f"rule = lambda g: {RULES[rule]}\nrule(data['test'])"
-    return _call("It fits." if defined else f"It looks like {rule}.", code, repr(applied(rule, data["test"])))
+    code = (
+        "rule(data['test'])" if defined else f"rule = lambda g: {RULES[rule]}\nrule(data['test'])"
+    )
+    return _call(
+        "It fits." if defined else f"It looks like {rule}.", code, repr(applied(rule, data["test"]))
+    )
 
 
 def _call(thought: str, code: str, shown: str) -> list[BaseMessage]:
@@ -160,7 +179,9 @@ def _call(thought: str, code: str, shown: str) -> list[BaseMessage]:
 
 
 def _conversation(head: list[BaseMessage], turns: list[BaseMessage], answer: Grid) -> Conversation:
-    return Conversation((*head, *turns, AIMessage(f"<answer>\\boxed{{{answer}}}</answer>")), (PYTHON_TOOL,))
+    return Conversation(
+        (*head, *turns, AIMessage(f"<answer>\\boxed{{{answer}}}</answer>")), (PYTHON_TOOL,)
+    )
 
 
 def cold_start(out: Path, seed: int, config: SftConfig) -> float:
@@ -169,8 +190,16 @@ def cold_start(out: Path, seed: int, config: SftConfig) -> float:
     lessons = [lesson(*next(drawn), rng) for _ in range(conversations_taken(config))]
     tokenizer = build_tokenizer(lessons[:1500])
     model = new_model(tokenizer, seed)
-    rows = train_sft(model, ChatTemplateCodec(tokenizer), lessons, config, progress=_told("loss", "accuracy", every=25))
-    save_policy(model, tokenizer, out, f"# ARC toy, cold start\n\n{config.model_dump_json(indent=2)}\n")
+    rows = train_sft(
+        model,
+        ChatTemplateCodec(tokenizer),
+        lessons,
+        config,
+        progress=_told("loss", "accuracy", every=25),
+    )
+    save_policy(
+        model, tokenizer, out, f"# ARC toy, cold start\n\n{config.model_dump_json(indent=2)}\n"
+    )
     return rows[-1]["loss"]
 
 
@@ -192,7 +221,12 @@ async def main(out: Path, lessons: int, steps: int, count: int, seed: int) -> di
     began = time.process_time()
     start = out / "cold-start"
     recipe = SftConfig(
-        steps=lessons, batch_size=BATCH, optimizer="muon", average=0.98, micro_batch_tokens=2048, seed=seed
+        steps=lessons,
+        batch_size=BATCH,
+        optimizer="muon",
+        average=0.98,
+        micro_batch_tokens=2048,
+        seed=seed,
     )
     if not (start / "README.md").exists():
         cold_start(start, seed, recipe)
@@ -204,7 +238,9 @@ async def main(out: Path, lessons: int, steps: int, count: int, seed: int) -> di
         prompts_per_step=12, group_size=6, seed=seed,
     )  # fmt: skip
     model = await train(
-        config, run, on_step=_told("rollout/correct", "rollout/correct_with_tool_error", "rollout/tool_calls")
+        config,
+        run,
+        on_step=_told("rollout/correct", "rollout/correct_with_tool_error", "rollout/tool_calls"),
     )
     after = await measured(str(model), run, "after", count)
     return {
@@ -226,9 +262,15 @@ def _figures(found: Evaluation) -> dict[str, Any]:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the run, which is resumed; else it is thrown away")
-    parser.add_argument("--lessons", type=int, default=300, help=f"steps of the cold start, {BATCH} lessons each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of the run, which is resumed; else it is thrown away"
+    )
+    parser.add_argument(
+        "--lessons", type=int, default=300, help=f"steps of the cold start, {BATCH} lessons each"
+    )
     parser.add_argument("--steps", type=int, default=12, help="steps of reinforcement learning")
     parser.add_argument("--count", type=int, default=100, help="held-out puzzles")
     parser.add_argument("--seed", type=int, default=0)

@@ -3,16 +3,18 @@
     python -m benchmarks.demo [--problems 256] [--repeats 3] [--json FILE]
     python -m benchmarks.demo --full [--json FILE]
 
-Three ways to answer the same word problems with the same weights on the same engine, one after another, repeated:
+Three ways to answer the same word problems with the same weights on the same engine, one after
+another, repeated:
 
-* `floor`: the prompts that the recorded calls saw, sampled again by the engine alone: no graph, tool, store, record.
+* `floor`: the prompts that the recorded calls saw, sampled again by the engine alone: no graph,
+  tool, store, record.
 * `ours`: tool loop, sandbox, checkpoints and journal, as in training.
-* `stock`: the same loop as a user would put it together: LangGraph with its `AsyncSqliteSaver`, a chat model that
-  renders the whole conversation at every turn and keeps no tokens, and `python -I` as the tool. Nothing is recorded
-  that could be trained on, and nothing is isolated.
+* `stock`: the same loop as a user would put it together: LangGraph with its `AsyncSqliteSaver`, a
+  chat model that renders the whole conversation at every turn and keeps no tokens, and `python -I`
+  as the tool. Nothing is recorded that could be trained on, and nothing is isolated.
 
-CPU seconds are of the process and its children. `--full` times the whole demo instead: wall clock, CPU seconds by
-phase, peak memory.
+CPU seconds are of the process and its children. `--full` times the whole demo instead: wall clock,
+CPU seconds by phase, peak memory.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ def cpu_seconds() -> float:
 async def timed(way: str, problems: int, work: Callable[[], Awaitable[Any]]) -> Row:
     wall, cpu = time.perf_counter(), cpu_seconds()
     await work()
-    return {"way": way, "ms_cpu": (cpu_seconds() - cpu) / problems * 1e3, "s_wall": time.perf_counter() - wall}
+    return {
+        "way": way,
+        "ms_cpu": (cpu_seconds() - cpu) / problems * 1e3,
+        "s_wall": time.perf_counter() - wall,
+    }
 
 
 async def ours(problems: int, folder: Path) -> None:
@@ -97,14 +103,22 @@ class StockModel(BaseChatModel):
     def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
         raise NotImplementedError
 
-    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    async def _agenerate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
         engine: Any = load_policy(POLICY)
         prompt = tuple(engine.codec.encode(messages, kwargs["tools"]))
-        request = GenerationRequest(prompt, Sampling(max_tokens=MAX_TOKENS, seed=hash(prompt) & 2**62 - 1))
+        request = GenerationRequest(
+            prompt, Sampling(max_tokens=MAX_TOKENS, seed=hash(prompt) & 2**62 - 1)
+        )
         answer = await asyncio.wrap_future(engine.submit(request))
         parsed = engine.codec.parse(engine.codec.decode(answer.token_ids))
-        calls: Any = [{**call, "id": str(i), "type": "tool_call"} for i, call in enumerate(parsed.tool_calls)]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(parsed.content, tool_calls=calls))])
+        calls: Any = [
+            {**call, "id": str(i), "type": "tool_call"} for i, call in enumerate(parsed.tool_calls)
+        ]
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(parsed.content, tool_calls=calls))]
+        )
 
 
 async def stock(problems: int, folder: Path) -> None:
@@ -114,11 +128,18 @@ async def stock(problems: int, folder: Path) -> None:
     gate = asyncio.Semaphore(4)
 
     async def think(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]}
+        return {
+            "messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]
+        }
 
     async def tools(state: MessagesState) -> dict[str, Any]:
         asked: Any = state["messages"][-1]
-        return {"messages": [ToolMessage(await run_code(call), tool_call_id=call["id"]) for call in asked.tool_calls]}
+        return {
+            "messages": [
+                ToolMessage(await run_code(call), tool_call_id=call["id"])
+                for call in asked.tool_calls
+            ]
+        }
 
     async def run_code(call: Any) -> str:
         code = f"import sys\nprint(eval({str(call['args'].get('code', ''))!r}))"
@@ -156,12 +177,22 @@ async def compare(problems: int, repeats: int) -> list[Row]:
         await ours(problems, folder / "warm")
         found: list[Row] = []
         for i in range(repeats):
-            found.append(await timed("ours", problems, lambda i=i: ours(problems, folder / f"run{i}")))
+            found.append(
+                await timed("ours", problems, lambda i=i: ours(problems, folder / f"run{i}"))
+            )
             found.append(await timed("floor", problems, lambda i=i: floor(folder / f"run{i}")))
             (folder / f"stock{i}").mkdir()
-            found.append(await timed("stock", problems, lambda i=i: stock(problems, folder / f"stock{i}")))
+            found.append(
+                await timed("stock", problems, lambda i=i: stock(problems, folder / f"stock{i}"))
+            )
     return [
-        {"way": way, **{k: statistics.median(r[k] for r in found if r["way"] == way) for k in ("ms_cpu", "s_wall")}}
+        {
+            "way": way,
+            **{
+                k: statistics.median(r[k] for r in found if r["way"] == way)
+                for k in ("ms_cpu", "s_wall")
+            },
+        }
         for way in ("floor", "ours", "stock")
     ]
 
@@ -190,10 +221,16 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="time the whole demo")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
-    rows = [asyncio.run(whole())] if arguments.full else asyncio.run(compare(arguments.problems, arguments.repeats))
+    rows = (
+        [asyncio.run(whole())]
+        if arguments.full
+        else asyncio.run(compare(arguments.problems, arguments.repeats))
+    )
     table = Table(*rows[0])
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,.3f}" for value in row.values()))
+        table.add_row(
+            *(value if isinstance(value, str) else f"{value:,.3f}" for value in row.values())
+        )
     Console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -1,12 +1,14 @@
-"""Distillation: a weak small policy before and after it has learnt from what a hosted model did, role by role.
+"""Distillation: a weak small policy before and after it has learnt from what a hosted model did,
+role by role.
 
     python -m benchmarks.distillation [--runs 200] [--problems 256] [--student-steps 400] [--steps 150] [--json FILE]
 
-The teacher is a server in OpenAI's form on loopback: it gives texts and tool calls, and no token ids, as a hosted model
-does. Behind it stands the trained policy of the package. It does `--runs` problems with the graph of four roles;
-`hrm-agent export --format chat` writes every call of every role, and `hrm-agent train sft --from` learns from the runs
-that were right. The student is the package's cold start, trained for `--student-steps` in place of 1,000. It is
-evaluated on held-out problems, the same before and after, and the two are compared in pairs.
+The teacher is a server in OpenAI's form on loopback: it gives texts and tool calls, and no token
+ids, as a hosted model does. Behind it stands the trained policy of the package. It does `--runs`
+problems with the graph of four roles; `hrm-agent export --format chat` writes every call of every
+role, and `hrm-agent train sft --from` learns from the runs that were right. The student is the
+package's cold start, trained for `--student-steps` in place of 1,000. It is evaluated on held-out
+problems, the same before and after, and the two are compared in pairs.
 """
 
 from __future__ import annotations
@@ -57,11 +59,19 @@ def serving() -> Generator[str]:
             message: Any = convert_to_openai_messages(answer)
             spent = answer.usage_metadata
             assert spent is not None  # the policy counts its tokens
-            usage = {"prompt_tokens": spent["input_tokens"], "completion_tokens": spent["output_tokens"]}
+            usage = {
+                "prompt_tokens": spent["input_tokens"],
+                "completion_tokens": spent["output_tokens"],
+            }
             usage["total_tokens"] = spent["total_tokens"]
             ended = "tool_calls" if answer.tool_calls else answer.response_metadata["finish_reason"]
             choice = {"index": 0, "message": message, "finish_reason": ended}
-            whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "teacher-1"}
+            whole = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "teacher-1",
+            }
             content = json.dumps({**whole, "choices": [choice], "usage": usage}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -82,7 +92,9 @@ def serving() -> Generator[str]:
 
 def command(folder: Path, words: str) -> Row:
     """What a command of the product prints with `--json`, the last line of it."""
-    done = subprocess.run([*PRODUCT, *words.split()], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*PRODUCT, *words.split()], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"hrm-agent {words} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -91,7 +103,11 @@ def command(folder: Path, words: str) -> Row:
 
 def measured(folder: Path, options: argparse.Namespace) -> Row:
     """All figures; `folder` holds the runs."""
-    row: Row = {"student_steps": options.student_steps, "runs": options.runs, "sft_steps": options.steps}
+    row: Row = {
+        "student_steps": options.student_steps,
+        "runs": options.runs,
+        "sft_steps": options.steps,
+    }
     recipe = COLD_START.model_copy(update={"steps": options.student_steps})
     row["student"] = build_cold_start(folder / "student", options.seed, None, recipe)
     began = time.perf_counter()
@@ -111,18 +127,32 @@ def measured(folder: Path, options: argparse.Namespace) -> Row:
     with open_store(folder / "teacher") as store:
         calls = [call for trajectory in store.journal.trajectories() for call in trajectory.calls]
     row["calls_on_record"] = dict(Counter(call.identity.role for call in calls))
-    row["temperatures_sent"] = list({call.sampling_sent.temperature for call in calls if call.sampling_sent})
+    row["temperatures_sent"] = list(
+        {call.sampling_sent.temperature for call in calls if call.sampling_sent}
+    )
     row["calls_with_token_ids"] = sum(bool(call.token_ids) for call in calls)
     command(folder, "export teacher --format chat --out teacher.jsonl")
     rows = [json.loads(line) for line in (folder / "teacher.jsonl").read_text().splitlines()]
     row["conversations"] = dict(Counter(each["role"] for each in rows))
-    turns = (each["role"] for each in rows for message in each["messages"] if message["role"] == "assistant")
+    turns = (
+        each["role"]
+        for each in rows
+        for message in each["messages"]
+        if message["role"] == "assistant"
+    )
     row["answers_exported"] = dict(Counter(turns))
-    held_out = f"--graph reasoning --temperature 0 --count {options.problems} --seed {options.seed + 1}"
+    held_out = (
+        f"--graph reasoning --temperature 0 --count {options.problems} --seed {options.seed + 1}"
+    )
     command(folder, f"eval --policy student {held_out} --out before --json")
     began = time.perf_counter()
-    training = f"train sft --from teacher --reward 1 --policy student --steps {options.steps} --batch-size 32"
-    row["sft"] = command(folder, f"{training} --learning-rate {options.learning_rate} --out distilled --json")
+    training = (
+        f"train sft --from teacher --reward 1 --policy student --steps {options.steps}"
+        " --batch-size 32"
+    )
+    row["sft"] = command(
+        folder, f"{training} --learning-rate {options.learning_rate} --out distilled --json"
+    )
     row["sft_seconds"] = round(time.perf_counter() - began, 1)
     command(folder, f"eval --policy distilled/model {held_out} --out after --json")
     row["comparison"] = command(folder, "eval --compare before after --json")
@@ -131,15 +161,21 @@ def measured(folder: Path, options: argparse.Namespace) -> Row:
 
 def main() -> None:
     """Run it once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=200, help="runs of the teacher")
     parser.add_argument("--problems", type=int, default=256, help="held-out problems")
-    parser.add_argument("--student-steps", type=int, default=400, help="steps of the cold start that the student is")
+    parser.add_argument(
+        "--student-steps", type=int, default=400, help="steps of the cold start that the student is"
+    )
     parser.add_argument("--steps", type=int, default=150, help="steps of fine-tuning")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of fine-tuning")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the teacher")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the runs are kept; otherwise they are deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs are kept; otherwise they are deleted"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,15 +1,18 @@
-"""What one GPU makes of the engine in process and of a training step, at the size of a real small model.
+"""What one GPU makes of the engine in process and of a training step, at the size of a real small
+model.
 
     python -m benchmarks.on_gpu [--requests 256] [--rollouts 64] [--device cuda] [--json FILE]
 
 A Qwen3 of 596 million random weights in bfloat16, with a vocabulary of 151,936.
 
-* Sampling, as in `benchmarks/engine.py`: the engine, `generate` of transformers on the whole batch, and as floor the
-  forward passes alone. All three launch each kernel by itself.
-* A training step, as in `benchmarks/training_step.py`: of rollouts of about 1,500 tokens whose groups share prompts of
-  300, by each way to forward a batch. The gradients' norms are compared first.
+* Sampling, as in `benchmarks/engine.py`: the engine, `generate` of transformers on the whole batch,
+  and as floor the forward passes alone. All three launch each kernel by itself.
+* A training step, as in `benchmarks/training_step.py`: of rollouts of about 1,500 tokens whose
+  groups share prompts of 300, by each way to forward a batch. The gradients' norms are compared
+  first.
 
-Every way is done once before it is timed. `--quick` takes the shipped policy's size and runs on a CPU, too.
+Every way is done once before it is timed. `--quick` takes the shipped policy's size and runs on a
+CPU, too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import ANSWER, PROMPT, VOCABULARY, make_prompts, run_engine, run_floor, run_generate, settle
+from benchmarks.engine import (
+    ANSWER,
+    PROMPT,
+    VOCABULARY,
+    make_prompts,
+    run_engine,
+    run_floor,
+    run_generate,
+    settle,
+)
 from benchmarks.training_step import credited, fixed_trajectories, ours
 from hrm_agent.testing import tiny_network
 from hrm_agent.training.update.batch import ForwardName
@@ -100,11 +112,19 @@ def show(sampled: Sequence[Row], trained: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description="Engine and trainer on one GPU")
-    parser.add_argument("--requests", type=int, default=256, help="conversations at once, 16 of each prompt")
-    parser.add_argument("--rollouts", type=int, default=64, help="rollouts of the training step, in groups of 8")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.on_gpu", description="Engine and trainer on one GPU"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=256, help="conversations at once, 16 of each prompt"
+    )
+    parser.add_argument(
+        "--rollouts", type=int, default=64, help="rollouts of the training step, in groups of 8"
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny network, on a CPU where there is no GPU")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny network, on a CPU where there is no GPU"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.quick:
@@ -117,7 +137,12 @@ def main() -> None:
     show(sampled, trained)
     if arguments.json:
         name = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-        found = {"device": name, "torch": torch.__version__, "sampling": sampled, "training": trained}
+        found = {
+            "device": name,
+            "torch": torch.__version__,
+            "sampling": sampled,
+            "training": trained,
+        }
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.processes [--processes 1 2] [--problems 256] [--repeats 3] [--json FILE]
 
-Rollouts of the small policy's tool loop, as in training: store, sandbox, journal. Each number of processes has a run of
-its own, opened and warmed up before anything is timed; then they take turns, `--repeats` times, on the same problems.
-Wall clock is to be read on a quiet machine. CPU milliseconds are those of a rollout, in all processes:
-the engine's thread, the rest of the process that has it, the workers, and the sandboxes of all of them. The last column
-says whether the tokens are those of the first row.
+Rollouts of the small policy's tool loop, as in training: store, sandbox, journal. Each number of
+processes has a run of its own, opened and warmed up before anything is timed; then they take turns,
+`--repeats` times, on the same problems. Wall clock is to be read on a quiet machine. CPU
+milliseconds are those of a rollout, in all processes: the engine's thread, the rest of the process
+that has it, the workers, and the sandboxes of all of them. The last column says whether the tokens
+are those of the first row.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def cpu_by_part(workers: RolloutWorkers | None, engine_thread: int) -> dict[str,
 def cpu_seconds(process: psutil.Process) -> float:
     try:
         return sum(process.cpu_times()[:4])
-    except psutil.NoSuchProcess:  # a call's process has just ended: it is among the dead ones of its parent
+    # a call's process has just ended: it is among the dead ones of its parent
+    except psutil.NoSuchProcess:
         return 0.0
 
 
@@ -67,7 +69,11 @@ class Run:
     """One run, and the processes that its graphs run in."""
 
     def __init__(
-        self, runner: EpisodeRunner, config: CollectConfig, tasks: list[Any], workers: RolloutWorkers | None
+        self,
+        runner: EpisodeRunner,
+        config: CollectConfig,
+        tasks: list[Any],
+        workers: RolloutWorkers | None,
     ) -> None:
         self.runner, self.config, self.workers = runner, config, workers
         self._tasks = tasks
@@ -75,8 +81,12 @@ class Run:
         self._engine_thread = int(engine._loop.native_id)
 
     async def rollouts(self, stage: str, count: int) -> Tokens:
-        episodes = group_episodes(self._tasks[:count], 1, run_id="run", stage=stage, seed=0, graph=self.config.graph)
-        found = await rollout(self.runner, episodes, concurrency=self.config.concurrency, workers=self.workers)
+        episodes = group_episodes(
+            self._tasks[:count], 1, run_id="run", stage=stage, seed=0, graph=self.config.graph
+        )
+        found = await rollout(
+            self.runner, episodes, concurrency=self.config.concurrency, workers=self.workers
+        )
         return {each.task.id: [call.token_ids for call in each.calls] for each in found}
 
     async def timed(self, stage: str, count: int) -> tuple[Row, Tokens]:
@@ -96,9 +106,15 @@ async def compare(processes: list[int], problems: int, repeats: int) -> list[Row
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runs: dict[int, Run] = {}
         for count in processes:
-            config = CollectConfig(policy=POLICY, count=problems, max_tokens=MAX_TOKENS, processes=count)
-            draw = partial(load_tasks, config.tasks, split=config.split, seed=config.seed, count=problems)
-            runner = await stack.enter_async_context(open_run(folder / str(count), POLICY, config, backend=engine))
+            config = CollectConfig(
+                policy=POLICY, count=problems, max_tokens=MAX_TOKENS, processes=count
+            )
+            draw = partial(
+                load_tasks, config.tasks, split=config.split, seed=config.seed, count=problems
+            )
+            runner = await stack.enter_async_context(
+                open_run(folder / str(count), POLICY, config, backend=engine)
+            )
             opened = opened_workers(count, runner, config, draw=draw)
             runs[count] = Run(runner, config, draw(), await stack.enter_async_context(opened))
             await runs[count].rollouts("warm-up", WARM_UP)
@@ -112,7 +128,9 @@ async def compare(processes: list[int], problems: int, repeats: int) -> list[Row
     base = found[processes[0]]
     rows: list[Row] = []
     for count, timed in found.items():
-        ratio = statistics.median(a["s_wall"] / b["s_wall"] for a, b in zip(timed, base, strict=True))
+        ratio = statistics.median(
+            a["s_wall"] / b["s_wall"] for a, b in zip(timed, base, strict=True)
+        )
         medians = {key: statistics.median(row[key] for row in timed) for key in timed[0]}
         rows.append({"processes": count, **medians, "of_first": ratio, "same_tokens": same[count]})
     return rows
@@ -128,7 +146,9 @@ def main() -> None:
     rows = asyncio.run(compare(arguments.processes, arguments.problems, arguments.repeats))
     table = Table(*rows[0])
     for row in rows:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(
+            *(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values())
+        )
     Console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

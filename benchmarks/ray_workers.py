@@ -1,18 +1,22 @@
-"""What rollout workers on a Ray cluster gain and cost, on local nodes of one CPU each, with a worker on each.
+"""What rollout workers on a Ray cluster gain and cost, on local nodes of one CPU each, with a
+worker on each.
 
     python -m benchmarks.ray_workers [--nodes 1 2 3] [--rollouts 120] [--repeats 1] [--lose 2000] [--json FILE]
 
 Three things, with an engine that answers at once:
 
-* Rollouts a second by nodes, where a turn computes (`--burn` ms of a core) and where it waits (`--wait` ms). A rollout
-  has three turns; a worker has `--each` open at a time. What is timed begins when all workers have run some. What
-  computes gains by a node only as long as the machine has a core for it.
-* The way to the engine: ms of a call that is made alone, and calls a second of 512 at once; on Ray, and over the socket
-  of a worker process on this machine.
-* `--lose N`: of N rollouts on three nodes, a node is lost when a third has ended and another joins when two have. How
-  many rollouts and model calls are on record that should not be, and how many are lacking. 0: left out.
+* Rollouts a second by nodes, where a turn computes (`--burn` ms of a core) and where it waits
+  (`--wait` ms). A rollout has three turns; a worker has `--each` open at a time. What is timed
+  begins when all workers have run some. What computes gains by a node only as long as the machine
+  has a core for it.
+* The way to the engine: ms of a call that is made alone, and calls a second of 512 at once; on Ray,
+  and over the socket of a worker process on this machine.
+* `--lose N`: of N rollouts on three nodes, a node is lost when a third has ended and another joins
+  when two have. How many rollouts and model calls are on record that should not be, and how many
+  are lacking. 0: left out.
 
-The store is SQLite in a temporary folder. The machine that the nodes share has to have the memory: half a GB each.
+The store is SQLite in a temporary folder. The machine that the nodes share has to have the memory:
+half a GB each.
 """
 
 from __future__ import annotations
@@ -95,8 +99,12 @@ def node_options(cpus: int = 1) -> dict[str, Any]:
 async def opened(
     folder: Path, workers: int, each: int, ray: str | None
 ) -> AsyncGenerator[tuple[EpisodeRunner, RolloutWorkers, CollectConfig]]:
-    config = CollectConfig(policy="scripted", concurrency=workers * each, processes=workers, ray=ray)
-    draw = partial(load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count)
+    config = CollectConfig(
+        policy="scripted", concurrency=workers * each, processes=workers, ray=ray
+    )
+    draw = partial(
+        load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count
+    )
     with ScriptedEngine(lambda messages: f"{len(messages)}") as engine:
         async with (
             open_run(folder, "scripted", config, backend=engine) as runner,
@@ -118,10 +126,14 @@ async def ran(
     samples = -(-count // len(tasks))
     episodes = group_episodes(tasks, samples, run_id="run", stage=stage, seed=0, graph="")[:count]
     episodes = [replace(episode, graph=graph) for episode in episodes]
-    return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_done, workers=workers)
+    return await rollout(
+        runner, episodes, concurrency=config.concurrency, on_done=on_done, workers=workers
+    )
 
 
-async def throughput(cluster: Any, folder: Path, graphs: str, nodes: int, options: argparse.Namespace) -> Row:
+async def throughput(
+    cluster: Any, folder: Path, graphs: str, nodes: int, options: argparse.Namespace
+) -> Row:
     """Rollouts a second of what computes and of what waits; medians over the repeats."""
     found: dict[str, list[float]] = {"computing": [], "waiting": []}
     async with opened(folder / str(nodes), nodes, options.each, cluster.address) as run:
@@ -134,7 +146,10 @@ async def throughput(cluster: Any, folder: Path, graphs: str, nodes: int, option
                 began = time.perf_counter()
                 await ran(run, f"{graphs}:{kind}", f"{kind}-{repeat}", options.rollouts)
                 rates.append(options.rollouts / (time.perf_counter() - began))
-    return {"nodes": nodes, **{f"{kind}_per_s": statistics.median(rates) for kind, rates in found.items()}}
+    return {
+        "nodes": nodes,
+        **{f"{kind}_per_s": statistics.median(rates) for kind, rates in found.items()},
+    }
 
 
 async def way_to_the_engine(folder: Path, graphs: str, where: str, ray: str | None) -> Row:
@@ -144,7 +159,9 @@ async def way_to_the_engine(folder: Path, graphs: str, where: str, ray: str | No
     return {"over": where, **json.loads(asked.answer)}
 
 
-async def lose_a_node(cluster: Any, folder: Path, graphs: str, count: int, options: argparse.Namespace) -> Row:
+async def lose_a_node(
+    cluster: Any, folder: Path, graphs: str, count: int, options: argparse.Namespace
+) -> Row:
     """What is on record of a run that loses a node and is given another."""
     ended = Counter[str]()
 
@@ -161,7 +178,9 @@ async def lose_a_node(cluster: Any, folder: Path, graphs: str, count: int, optio
     seconds = time.perf_counter() - began
     with open_store(folder / "lose" / "store.db") as store, store.database.read() as cursor:
         recorded = Counter(each.thread_id for each in store.journal.trajectories())
-        calls = cursor.execute("SELECT thread_id, COUNT(*) FROM calls GROUP BY thread_id").fetchall()
+        calls = cursor.execute(
+            "SELECT thread_id, COUNT(*) FROM calls GROUP BY thread_id"
+        ).fetchall()
     numbers = [int(number) for _, number in calls]
     return {
         "rollouts": count,
@@ -169,13 +188,17 @@ async def lose_a_node(cluster: Any, folder: Path, graphs: str, count: int, optio
         "completed": sum(each.status.value == "completed" for each in found),
         "lost": count - len(recorded),
         "doubled": recorded.total() - len(recorded) + ended.total() - len(ended),
-        "calls_lost": sum(max(0, TURNS - number) for number in numbers) + TURNS * (count - len(numbers)),
+        "calls_lost": (
+            sum(max(0, TURNS - number) for number in numbers) + TURNS * (count - len(numbers))
+        ),
         "calls_doubled": sum(max(0, number - TURNS) for number in numbers),
     }
 
 
 async def measured(cluster: Any, folder: Path, options: argparse.Namespace) -> dict[str, list[Row]]:
-    (graphs := folder / "graphs.py").write_text(GRAPHS.format(burn=options.burn, wait=options.wait, turns=TURNS))
+    (graphs := folder / "graphs.py").write_text(
+        GRAPHS.format(burn=options.burn, wait=options.wait, turns=TURNS)
+    )
     found: dict[str, list[Row]] = {"throughput": [], "engine": [], "lose": []}
     for nodes in sorted(options.nodes):
         while len(cluster.worker_nodes) < nodes:
@@ -196,12 +219,15 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=120)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--each", type=int, default=16, help="rollouts that a worker has open")
-    parser.add_argument("--burn", type=float, default=20.0, help="ms of one core that a turn computes")
+    parser.add_argument(
+        "--burn", type=float, default=20.0, help="ms of one core that a turn computes"
+    )
     parser.add_argument("--wait", type=float, default=500.0, help="ms that a turn waits")
     parser.add_argument("--lose", type=int, default=0, help="rollouts of a run that loses a node")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray binds to the machine's outer address
+    # else Ray binds to the machine's outer address
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -216,7 +242,12 @@ def main() -> None:
         if rows:
             table = Table(*rows[0], title=name)
             for row in rows:
-                table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+                table.add_row(
+                    *(
+                        f"{value:,.2f}" if isinstance(value, float) else str(value)
+                        for value in row.values()
+                    )
+                )
             Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -2,11 +2,13 @@
 
     python -m benchmarks.rescoring [--trajectories 10000] [--calls 1000] [--workers 2] [--quick] [--json FILE]
 
-A store is made of trajectories of eight samples a task, each with a text of a few hundred characters, a reference, two
-model calls with 400 tokens and a tool call. It is scored by a rubric that reads text and reference (only the headers
-are read), and by one that looks at the calls (all is read, on a part of the store). The floor reads the same records,
-calls the same functions in this process without any bound, and writes the same rows. Times are wall clock of one
-process with its workers; CPU seconds are of all of them together, and say more on a machine that does something else.
+A store is made of trajectories of eight samples a task, each with a text of a few hundred
+characters, a reference, two model calls with 400 tokens and a tool call. It is scored by a rubric
+that reads text and reference (only the headers are read), and by one that looks at the calls (all
+is read, on a part of the store). The floor reads the same records, calls the same functions in this
+process without any bound, and writes the same rows. Times are wall clock of one process with its
+workers; CPU seconds are of all of them together, and say more on a machine that does something
+else.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ Row = dict[str, Any]
 SAMPLES, TOKENS = 8, 400
 GOAL_SECONDS = 10.0
 """For 10,000 trajectories by a rubric that reads text and reference."""
-BY_TEXT, BY_CALLS = "answer:boxed", f"{__name__ if __name__ != '__main__' else 'benchmarks.rescoring'}:by_calls"
+BY_TEXT, BY_CALLS = (
+    "answer:boxed",
+    f"{__name__ if __name__ != '__main__' else 'benchmarks.rescoring'}:by_calls",
+)
 
 
 def few_tokens(calls: tuple[Call, ...]) -> float:
@@ -78,7 +83,12 @@ def _trajectory(number: int) -> Trajectory:
         run_id="run" if number else "first",
         group_id=f"run/collect/{task}",
         sample_index=number % SAMPLES,
-        task=TaskRef(id=f"wp-{task}", family="word_problems", prompt=f"What is {task} + 1?", answer=str(task + 1)),
+        task=TaskRef(
+            id=f"wp-{task}",
+            family="word_problems",
+            prompt=f"What is {task} + 1?",
+            answer=str(task + 1),
+        ),
         graph="tool_loop",
         policy="builtin:trained",
         status=RunStatus.COMPLETED,
@@ -146,7 +156,9 @@ def _cpu() -> float:
 async def ours(store: RunStore, spec: str, wanted: int, workers: int) -> int:
     """As the command does it: read, score in processes, write."""
     headers = store.journal.headers()[:wanted]
-    async with opened_scorer(spec, name=f"{spec}-ours", folder=Path.cwd(), workers=workers) as scorer:
+    async with opened_scorer(
+        spec, name=f"{spec}-ours", folder=Path.cwd(), workers=workers
+    ) as scorer:
         return (await rescore(store, scorer, headers)).scored
 
 
@@ -158,8 +170,13 @@ async def floor(store: RunStore, rubric: Rubric, name: str, wanted: int) -> int:
     scorings: list[Any] = []
     for header in store.journal.headers()[:wanted]:
         rollout = Rollout(store.journal.with_calls(header) if whole else header)
-        given = [(part, part.function(**arguments_of(part, rollout, (rollout,)))) for part in rubric.parts]
-        scores = [as_score(part, value, decides=part.name == rubric.outcome) for part, value in given]
+        given = [
+            (part, part.function(**arguments_of(part, rollout, (rollout,))))
+            for part in rubric.parts
+        ]
+        scores = [
+            as_score(part, value, decides=part.name == rubric.outcome) for part, value in given
+        ]
         scorings.append(scoring_of(scorer.rubric, code, header, scores))
     store.scorings.write(scorings)
     return len(scorings)
@@ -171,7 +188,10 @@ def measured(store: RunStore, trajectories: int, with_calls: int, workers: int) 
         ("text and reference", BY_TEXT, Rubric([answer_is("boxed")]), trajectories),
         ("calls", BY_CALLS, by_calls, with_calls),
     ):
-        for way, work in (("ours", ours(store, spec, count, workers)), ("floor", floor(store, rubric, what, count))):
+        for way, work in (
+            ("ours", ours(store, spec, count, workers)),
+            ("floor", floor(store, rubric, what, count)),
+        ):
             with spent() as used:
                 scored = asyncio.run(work)
             assert scored == count
@@ -191,35 +211,58 @@ def measured(store: RunStore, trajectories: int, with_calls: int, workers: int) 
 def show(rows: list[Row]) -> None:
     table = Table(*rows[0], title="Stored trajectories scored again", title_justify="left")
     for row in rows:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(
+            *(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values())
+        )
     Console(width=max(120, Console().width)).print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trajectories", type=int, default=10_000)
-    parser.add_argument("--calls", type=int, default=1000, help="trajectories that have calls, and are scored by them")
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=1000,
+        help="trajectories that have calls, and are scored by them",
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of everything, which says little")
+    parser.add_argument(
+        "--quick", action="store_true", help="a fiftieth of everything, which says little"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     part = 50 if arguments.quick else 1
-    count, with_calls = arguments.trajectories // part, min(arguments.calls, arguments.trajectories) // part
+    count, with_calls = (
+        arguments.trajectories // part,
+        min(arguments.calls, arguments.trajectories) // part,
+    )
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/store.db") as store:
         made(store, count, with_calls)
         rows = measured(store, count, with_calls, arguments.workers)
     show(rows)
     reached, cpu = (rows[0][name] * 10_000 / count for name in ("seconds", "cpu_seconds"))
-    print(f"10,000 by text and reference: {reached:.1f} s (goal: {GOAL_SECONDS:g} s), {cpu:.1f} of CPU")
+    print(
+        f"10,000 by text and reference: {reached:.1f} s (goal: {GOAL_SECONDS:g} s), {cpu:.1f}"
+        " of CPU"
+    )
     if arguments.json:
-        settings = {"cores": os.cpu_count(), "workers": arguments.workers, "load": os.getloadavg()[0]}
+        settings = {
+            "cores": os.cpu_count(),
+            "workers": arguments.workers,
+            "load": os.getloadavg()[0],
+        }
         goal = {
             "seconds_for_10000": reached,
             "cpu_seconds_for_10000": cpu,
             "at_most": GOAL_SECONDS,
             "met": reached <= GOAL_SECONDS,
         }
-        arguments.json.write_text(json.dumps({"settings": settings, "rows": rows, "goal": goal}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"settings": settings, "rows": rows, "goal": goal}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""An index of 50,000 chunks: build time, size, time of a question, time to add one document; beside the floors.
+"""An index of 50,000 chunks: build time, size, time of a question, time to add one document; beside
+the floors.
 
     python -m benchmarks.retrieval_index [--chunks N] [--questions N] [--json FILE]
 
-The corpus is what lies on every machine that runs this: the READMEs and docstrings of Python's library and of the
-installed packages, in the order of their paths, cut at the default size until there are enough chunks; the same
-packages give the same corpus. Questions are sentences out of it, of which six words in ten are kept, so that it is
-known which chunk should be found; a fixed seed draws them. Cutting is done once and counted apart.
+The corpus is what lies on every machine that runs this: the READMEs and docstrings of Python's
+library and of the installed packages, in the order of their paths, cut at the default size until
+there are enough chunks; the same packages give the same corpus. Questions are sentences out of it,
+of which six words in ten are kept, so that it is known which chunk should be found; a fixed seed
+draws them. Cutting is done once and counted apart.
 
-Floors: the same rows inserted into SQLite and nothing else; tantivy and a matrix product alone, without our index
-around them. bm25s stands beside them where it is installed (`pip install --target DIR bm25s`, PYTHONPATH=DIR).
+Floors: the same rows inserted into SQLite and nothing else; tantivy and a matrix product alone,
+without our index around them. bm25s stands beside them where it is installed
+(`pip install --target DIR bm25s`, PYTHONPATH=DIR).
 """
 
 from __future__ import annotations
@@ -95,9 +98,15 @@ def questions(documents: Corpus, count: int) -> list[Question]:
     while len(drawn) < count:
         name, chunk = rng.choice(every)
         sentences = [
-            one for one in re.split(r"(?<=[.:])\s+", chunk.text) if 8 <= len(re.findall("[a-z]{3,}", one)) < 31
+            one
+            for one in re.split(r"(?<=[.:])\s+", chunk.text)
+            if 8 <= len(re.findall("[a-z]{3,}", one)) < 31
         ]
-        words = [word for word in re.findall("[A-Za-z]+", rng.choice(sentences or [""])) if rng.random() < 0.6]
+        words = [
+            word
+            for word in re.findall("[A-Za-z]+", rng.choice(sentences or [""]))
+            if rng.random() < 0.6
+        ]
         if len(words) >= 5:
             drawn.append((" ".join(words), name, chunk.start))
     return drawn
@@ -124,9 +133,15 @@ def asked(row: Row, ask: Callable[[str], list[tuple[str, int]]], drawn: list[Que
 
 
 def ours(
-    documents: Corpus, drawn: list[Question], place: Path, engine: Engine, static: StaticEmbeddings | None = None
+    documents: Corpus,
+    drawn: list[Question],
+    place: Path,
+    engine: Engine,
+    static: StaticEmbeddings | None = None,
 ) -> list[Row]:
-    """One index, asked by words, or by vectors and by both; then build and size are those of words and vectors."""
+    """One index, asked by words, or by vectors and by both; then build and size are those of words
+    and vectors.
+    """
     modes: tuple[Mode, ...] = ("vectors", "hybrid") if static else ("words",)
     rows = [Row(f"{engine}, {mode}") for mode in modes]
     path = place / f"{engine}-{modes[0]}" / "index.db"
@@ -138,14 +153,20 @@ def ours(
         index.optimize()
         rows[0].build_s, rows[0].megabytes = time.process_time() - clock, size_of(path)
         for row, mode in zip(rows, modes, strict=True):
-            asked(row, lambda text, mode=mode: [(h.file, h.start) for h in index.search(text, 5, mode)], drawn)
+            asked(
+                row,
+                lambda text, mode=mode: [(h.file, h.start) for h in index.search(text, 5, mode)],
+                drawn,
+            )
             row.add_ms = statistics.median(add_one(index, number, mode) for number in range(15))
         assert index.problems() == []
     return rows
 
 
 def add_one(index: DocumentIndex, number: int, mode: Mode) -> float:
-    document = Document(f"A note on zebra{number}x{mode}, striped like none before it.", DocumentKind.TEXT)
+    document = Document(
+        f"A note on zebra{number}x{mode}, striped like none before it.", DocumentKind.TEXT
+    )
     chunks = Chunking()(document)
     clock = time.perf_counter()
     index.put(f"added-{mode}-{number}.txt", "", document, chunks)
@@ -160,8 +181,12 @@ def bare_inserts(documents: Corpus, place: Path) -> Row:
     path.parent.mkdir()
     clock = time.process_time()
     with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE chunks (file TEXT, start INTEGER, stop INTEGER, text TEXT)")
-        rows = ((name, one.start, one.end, one.text) for name, _, chunks in documents for one in chunks)
+        connection.execute(
+            "CREATE TABLE chunks (file TEXT, start INTEGER, stop INTEGER, text TEXT)"
+        )
+        rows = (
+            (name, one.start, one.end, one.text) for name, _, chunks in documents for one in chunks
+        )
         connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", rows)
     return Row("floor: rows inserted", time.process_time() - clock, size_of(path))
 
@@ -215,12 +240,16 @@ def bm25s_row(documents: Corpus, drawn: list[Question]) -> Row:
     every = [(name, one.start) for name, _, chunks in documents for one in chunks]
     clock = time.process_time()
     retriever = bm25s.BM25()
-    tokens = bm25s.tokenize([one.text for _, _, chunks in documents for one in chunks], show_progress=False)
+    tokens = bm25s.tokenize(
+        [one.text for _, _, chunks in documents for one in chunks], show_progress=False
+    )
     retriever.index(tokens, show_progress=False)
     row = Row("bm25s (no stems, in memory)", time.process_time() - clock)
 
     def ask(question: str) -> list[tuple[str, int]]:
-        found, _ = retriever.retrieve(bm25s.tokenize([question], show_progress=False), k=5, show_progress=False)
+        found, _ = retriever.retrieve(
+            bm25s.tokenize([question], show_progress=False), k=5, show_progress=False
+        )
         return [every[place] for place in found[0]]
 
     asked(row, ask, drawn)
@@ -228,7 +257,9 @@ def bm25s_row(documents: Corpus, drawn: list[Question]) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--chunks", type=int, default=50_000)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--json", type=Path)
@@ -237,7 +268,10 @@ def main() -> None:
     drawn, static = questions(documents, arguments.questions), StaticEmbeddings()
     characters = sum(len(document.text) for _, document, _ in documents)
     chunks = sum(len(pieces) for _, _, pieces in documents)
-    print(f"{len(documents):,} documents, {characters:,} characters, {chunks:,} chunks; cut in {cutting:.1f} s")
+    print(
+        f"{len(documents):,} documents, {characters:,} characters, {chunks:,} chunks; cut in"
+        f" {cutting:.1f} s"
+    )
     place = Path(tempfile.mkdtemp(prefix="retrieval-index-"))
     try:
         rows = [bare_inserts(documents, place)]
@@ -251,12 +285,21 @@ def main() -> None:
     columns = ("build s", "MB", "p50 ms", "p99 ms", "cpu ms", "hit@5", "add ms")
     print(f"{'':36}" + "".join(f"{column:>9}" for column in columns))
     for row in rows:
-        cells = [f"{value:9.3g}" if value is not None else f"{'':9}" for value in list(asdict(row).values())[1:]]
+        cells = [
+            f"{value:9.3g}" if value is not None else f"{'':9}"
+            for value in list(asdict(row).values())[1:]
+        ]
         print(f"{row.name:36}" + "".join(cells))
     if arguments.json:
-        about = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "cutting_s": cutting}
+        about = {
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            "cutting_s": cutting,
+        }
         sizes = {"documents": len(documents), "characters": characters, "chunks": chunks}
-        arguments.json.write_text(json.dumps({**about, **sizes, "rows": [asdict(row) for row in rows]}, indent=1))
+        arguments.json.write_text(
+            json.dumps({**about, **sizes, "rows": [asdict(row) for row in rows]}, indent=1)
+        )
 
 
 if __name__ == "__main__":

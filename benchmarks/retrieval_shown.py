@@ -2,12 +2,14 @@
 
     python -m benchmarks.retrieval_shown [DIR] [--quick] [--strategy NAME] [--size TOKENS] [--limit N] [--json FILE]
 
-An index may find an answer, and a searcher not see it, since five hits are more than it is shown. DIR has corpora and
-questions as `hrm-agent eval-retrieval` takes them [the shared corpora]. Each question is asked with the research
-agent's own tool, `documents_search`; what stands in its reply is looked up in the hits, character by character.
-Without DIR and the shared corpora the questions are sentences of this project's pages with every third word left out.
+An index may find an answer, and a searcher not see it, since five hits are more than it is shown.
+DIR has corpora and questions as `hrm-agent eval-retrieval` takes them [the shared corpora]. Each
+question is asked with the research agent's own tool, `documents_search`; what stands in its reply
+is looked up in the hits, character by character. Without DIR and the shared corpora the questions
+are sentences of this project's pages with every third word left out.
 
-Recall is over the characters of the answers, a mean over questions; its interval comes from resampling them.
+Recall is over the characters of the answers, a mean over questions; its interval comes from
+resampling them.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Shown:
     """Of the tool's reply."""
 
 
-def measured(questions: QuestionSet, context: ResearchContext, chunking: Chunking, every: int = 1) -> list[Shown]:
+def measured(
+    questions: QuestionSet, context: ResearchContext, chunking: Chunking, every: int = 1
+) -> list[Shown]:
     """Every n-th question, asked of one index of all corpora, which is made at `context.index`."""
     with DocumentIndex(context.index or "", create=True) as index:
         for name, document in questions.documents.items():
@@ -60,21 +64,35 @@ def measured(questions: QuestionSet, context: ResearchContext, chunking: Chunkin
 
 
 async def _asked(question: RetrievalQuestion, context: ResearchContext) -> Shown:
-    (tool,) = (one for one in Toolbox(context).tools(question.text, 1, ()) if one.name == "documents_search")
+    (tool,) = (
+        one
+        for one in Toolbox(context).tools(question.text, 1, ())
+        if one.name == "documents_search"
+    )
     call = {"type": "tool_call", "id": "1", "name": tool.name, "args": {"query": question.text}}
     message = await tool.ainvoke(call)
     sources: Sequence[Source] = message.artifact
     read = {source["id"]: () for source in sources}
-    written = evidence({one["id"]: one for one in sources}, question.text, read, context.max_context_chars)
+    written = evidence(
+        {one["id"]: one for one in sources}, question.text, read, context.max_context_chars
+    )
     whole = [_piece(source, 0, len(source["text"])) for source in sources]
-    pieces = [whole, *([piece for one in sources for piece in shown(text, one)] for text in (message.content, written))]
+    pieces = [
+        whole,
+        *(
+            [piece for one in sources for piece in shown(text, one)]
+            for text in (message.content, written)
+        ),
+    ]
     recalls = (overlap(some, question.corpus, question.references).recall for some in pieces)
     return Shown(*recalls, characters=len(message.content))
 
 
 def shown(text: str, source: Source) -> Iterator[Piece]:
     """The parts of a source that stand in its frame."""
-    frame = re.search(rf"<source ({source['id']} \w+)> [^\n]*\n(.*?)\n</source \1>", text, re.DOTALL)
+    frame = re.search(
+        rf"<source ({source['id']} \w+)> [^\n]*\n(.*?)\n</source \1>", text, re.DOTALL
+    )
     after = 0
     for part in frame[2].split(GAP) if frame else ():
         if (stripped := part.strip()) and (at := source["text"].find(stripped, after)) >= 0:
@@ -88,7 +106,8 @@ def _piece(source: Source, start: int, end: int) -> Piece:
 
 def of_pages(folder: Path) -> QuestionSet:
     documents = {
-        path.stem: Document(path.read_text(encoding="utf-8"), DocumentKind.MARKDOWN) for path in folder.glob("*.md")
+        path.stem: Document(path.read_text(encoding="utf-8"), DocumentKind.MARKDOWN)
+        for path in folder.glob("*.md")
     }
     questions = [
         RetrievalQuestion(name, _two_words_in_three(match[0]), (match.span(),))
@@ -103,13 +122,17 @@ def _two_words_in_three(sentence: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=shared_data())
     parser.add_argument("--quick", action="store_true", help="one question in ten")
     parser.add_argument("--strategy", default=Chunking().strategy)
     parser.add_argument("--size", type=int, default=Chunking().size)
     most = ResearchContext(index="x").max_source_chars
-    parser.add_argument("--limit", type=int, default=most, help=f"characters for the searcher [{most}]")
+    parser.add_argument(
+        "--limit", type=int, default=most, help=f"characters for the searcher [{most}]"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     questions = read_questions(arguments.folder) if arguments.folder else of_pages(PAGES)
@@ -118,18 +141,30 @@ def main() -> None:
         context = ResearchContext(index=f"{folder}/index.db", max_source_chars=arguments.limit)
         rows = measured(questions, context, chunking, every=10 if arguments.quick else 1)
     columns = [[getattr(row, name) for row in rows] for name in ("hits", "searcher", "writer")]
-    found = dict(zip(("hits", "searcher", "writer"), bootstrapped(columns, seed=0, resamples=10_000), strict=True))
+    found = dict(
+        zip(
+            ("hits", "searcher", "writer"),
+            bootstrapped(columns, seed=0, resamples=10_000),
+            strict=True,
+        )
+    )
     print(
-        f"{len(rows)} questions, {chunking.strategy} {chunking.size}, {arguments.limit:,} characters for the searcher"
+        f"{len(rows)} questions, {chunking.strategy} {chunking.size}, {arguments.limit:,}"
+        " characters for the searcher"
     )
     for name, estimate in found.items():
         share = estimate.value / found["hits"].value
-        print(f"{name:10}{estimate.value:7.3f} [{estimate.low:.3f}, {estimate.high:.3f}]   {share:.3f} of the hits'")
+        print(
+            f"{name:10}{estimate.value:7.3f} [{estimate.low:.3f}, {estimate.high:.3f}]  "
+            f" {share:.3f} of the hits'"
+        )
     if arguments.json:
         settings = {"questions": len(rows), "limit": arguments.limit, "chunking": asdict(chunking)}
         recall = {name: asdict(estimate) for name, estimate in found.items()}
         length = fmean(row.characters for row in rows)
-        arguments.json.write_text(json.dumps({**settings, "recall": recall, "mean_characters": length}, indent=1))
+        arguments.json.write_text(
+            json.dumps({**settings, "recall": recall, "mean_characters": length}, indent=1)
+        )
 
 
 if __name__ == "__main__":

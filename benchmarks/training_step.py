@@ -2,20 +2,23 @@
 
     python -m benchmarks.training_step [--repeats 7] [--rollouts FOLDER ...] [--json FILE]
 
-All compute the same gradient from the same trajectories (its norm is compared before anything is timed), with forward,
-backward, gradient clipping and an AdamW step on the same small Qwen3. What is timed beyond that:
+All compute the same gradient from the same trajectories (its norm is compared before anything is
+timed), with forward, backward, gradient clipping and an AdamW step on the same small Qwen3. What is
+timed beyond that:
 
-* padded, packed, tree: ours, by each way to forward a batch; everything from the stored records on, linearising
-  included (`build_batches`, `policy_update`)
-* TRL: `compute_loss` on ready tensors, with the entropy and the metrics that it always takes, in micro-batches of
-  `TRL_ROWS` rows, the fastest of 8, 16, 32 and 64
-* bare: ready tensors, the micro-batches that ours makes; logits of all positions, log-softmax, gather, clip, step
+* padded, packed, tree: ours, by each way to forward a batch; everything from the stored records on,
+  linearising included (`build_batches`, `policy_update`)
+* TRL: `compute_loss` on ready tensors, with the entropy and the metrics that it always takes, in
+  micro-batches of `TRL_ROWS` rows, the fastest of 8, 16, 32 and 64
+* bare: ready tensors, the micro-batches that ours makes; logits of all positions, log-softmax,
+  gather, clip, step
 
-CPU seconds are those of the whole process over all threads. The contestants take turns within each repeat, so that a
-noisy neighbour disturbs all of them; medians are reported, and the least.
+CPU seconds are those of the whole process over all threads. The contestants take turns within each
+repeat, so that a noisy neighbour disturbs all of them; medians are reported, and the least.
 
-Beside that: the peak memory of the log-probs at a vocabulary of 150,000, in a process of its own, by whole logits and
-by chunks; and of the rollouts in the given run folders, selected as in training, the tokens that each way forwards.
+Beside that: the peak memory of the log-probs at a vocabulary of 150,000, in a process of its own,
+by whole logits and by chunks; and of the rollouts in the given run folders, selected as in
+training, the tokens that each way forwards.
 """
 
 from __future__ import annotations
@@ -48,7 +51,13 @@ from hrm_agent.store import open_store
 from hrm_agent.testing import tiny_network
 from hrm_agent.training.select.roc import select
 from hrm_agent.training.update.advantages import group_advantages
-from hrm_agent.training.update.batch import ForwardName, MicroBatch, build_batches, kept_rows, micro_batches
+from hrm_agent.training.update.batch import (
+    ForwardName,
+    MicroBatch,
+    build_batches,
+    kept_rows,
+    micro_batches,
+)
 from hrm_agent.training.update.logprobs.log_softmax import chosen_logprobs
 from hrm_agent.training.update.logprobs.padded import side_by_side
 from hrm_agent.training.update.logprobs.vocabulary_chunks import logprobs_from_hidden
@@ -74,7 +83,9 @@ SHAPES = {
     "128 x about 200, a group shares 66": (128, 200, 60, 66),
     "128 x about 200, a group shares 100": (128, 200, 60, 100),
 }
-"""Rollouts, their mean length, how far lengths lie from it, and the tokens of a group's one prompt (0: one each)."""
+"""Rollouts, their mean length, how far lengths lie from it, and the tokens of a group's one prompt
+(0: one each).
+"""
 QUICK = {"8 x 32 tokens": (8, 32, 0, 10)}
 WIDE = 150_000
 """Vocabulary at which memory is measured."""
@@ -85,7 +96,8 @@ def small_qwen3() -> PreTrainedModel:
 
 
 def fixed_trajectories(count: int, length: int, spread: int, common: int) -> list[Trajectory]:
-    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second turn.
+    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second
+    turn.
 
     With `common` the prompt is so many tokens, and the same for all rollouts of a group.
     """
@@ -141,7 +153,9 @@ def _call(name: str, parent: str | None, inserted: int, sampled: int, rng: rando
 
 def credited(trajectories: Sequence[Trajectory]) -> list[Overlay]:
     groups = [trajectories[i : i + 8] for i in range(0, len(trajectories), 8)]
-    return group_advantages([overlay for group in groups for overlay in select(group, 8, "grpo", seed=0)], eps=1e-4)
+    return group_advantages(
+        [overlay for group in groups for overlay in select(group, 8, "grpo", seed=0)], eps=1e-4
+    )
 
 
 Step = Callable[[], float]
@@ -160,7 +174,9 @@ def ours(
 
     def step() -> float:
         batches = build_batches(trajectories, overlays, token_budget=budget, forward=forward)
-        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
+        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))[
+            "grad_norm"
+        ]
 
     return step
 
@@ -183,12 +199,17 @@ def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
     return step
 
 
-def _bare_loss(model: torch.nn.Module, batch: MicroBatch, token_ids_BT: Tensor, rows_N: Tensor, total: int) -> Tensor:
+def _bare_loss(
+    model: torch.nn.Module, batch: MicroBatch, token_ids_BT: Tensor, rows_N: Tensor, total: int
+) -> Tensor:
     logits = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
     logprobs = logits.log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
     trained = batch.loss_indices_K
     ratio = (logprobs[rows_N[trained], batch.positions_N[trained] - 1] - batch.old_logprobs_K).exp()
-    return -torch.minimum(ratio * batch.weights_K, ratio.clamp(0.8, 1.28) * batch.weights_K).sum() / total
+    return (
+        -torch.minimum(ratio * batch.weights_K, ratio.clamp(0.8, 1.28) * batch.weights_K).sum()
+        / total
+    )
 
 
 def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
@@ -214,7 +235,9 @@ def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step
 def _trainer() -> GRPOTrainer:
     words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")), pad_token="<pad>", eos_token="<eos>"
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -241,9 +264,16 @@ def _trainer() -> GRPOTrainer:
     return trainer
 
 
-def _trl_inputs(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], total: Tensor) -> dict[str, Any]:
-    """The tensors that TRL makes of these rollouts: prompts padded on the left, completions on the right."""
-    prompts = [[t for t, s in zip(x.calls[0].token_ids, x.calls[0].mask, strict=True) if not s] for x in trajectories]
+def _trl_inputs(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], total: Tensor
+) -> dict[str, Any]:
+    """The tensors that TRL makes of these rollouts: prompts padded on the left, completions on the
+    right.
+    """
+    prompts = [
+        [t for t, s in zip(x.calls[0].token_ids, x.calls[0].mask, strict=True) if not s]
+        for x in trajectories
+    ]
     tails = [len(prompt) for prompt in prompts]
     tokens = [[*x.calls[0].token_ids, *x.calls[1].token_ids] for x in trajectories]
     masks = [[*x.calls[0].mask, *x.calls[1].mask] for x in trajectories]
@@ -254,7 +284,9 @@ def _trl_inputs(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay],
         "prompt_mask": _padded([[1] * len(row) for row in prompts], left=True),
         "completion_ids": _padded(completions),
         "completion_mask": _padded([[1] * len(row) for row in completions]),
-        "tool_mask": _padded([[int(s) for s in row[n:]] for row, n in zip(masks, tails, strict=True)]),
+        "tool_mask": _padded(
+            [[int(s) for s in row[n:]] for row, n in zip(masks, tails, strict=True)]
+        ),
         "old_per_token_logps": _padded([row[n:] for row, n in zip(logprobs, tails, strict=True)]),
         "advantages": torch.tensor([overlay.advantage for overlay in overlays]),
         "num_items_in_batch": total,
@@ -263,7 +295,9 @@ def _trl_inputs(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay],
 
 def _padded(rows: Sequence[Sequence[float]], *, left: bool = False) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(row) for row in rows], batch_first=True, padding_side="left" if left else "right"
+        [torch.tensor(row) for row in rows],
+        batch_first=True,
+        padding_side="left" if left else "right",
     )
 
 
@@ -300,7 +334,9 @@ CONTESTANTS: dict[str, Callable[[Sequence[Trajectory], Sequence[Overlay]], Step]
 
 
 def peak_mebibytes(way: str, positions: int) -> float:
-    """Of forward and backward of `positions` log-probs at a wide vocabulary, over what the weights take."""
+    """Of forward and backward of `positions` log-probs at a wide vocabulary, over what the weights
+    take.
+    """
     words = [sys.executable, __file__, "--peak-of", way, "--positions", str(positions)]
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
@@ -319,34 +355,55 @@ def _peak(way: str, positions: int) -> float:
 
 
 def _most_memory() -> float:
-    """MiB, of this program alone: what `getrusage` says a process has from the one that started it."""
-    (line,) = (each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM"))
+    """MiB, of this program alone: what `getrusage` says a process has from the one that started
+    it.
+    """
+    (line,) = (
+        each
+        for each in Path("/proc/self/status").read_text().splitlines()
+        if each.startswith("VmHWM")
+    )
     return int(line.split()[1]) / 1024
 
 
 def forwarded(folder: Path) -> dict[str, int]:
-    """Tokens that a step forwards, by the way it does, of the rollouts in a run folder that GRPO-RoC keeps."""
+    """Tokens that a step forwards, by the way it does, of the rollouts in a run folder that
+    GRPO-RoC keeps.
+    """
     with open_store(folder / "store.db") as store:
         trajectories = list(store.journal.trajectories())
     groups: dict[str, list[Trajectory]] = {}
     for each in trajectories:
         groups.setdefault(each.group_id, []).append(each)
-    judged = [overlay for group in groups.values() for overlay in select(group, len(group) // 2, seed=0)]
+    judged = [
+        overlay for group in groups.values() for overlay in select(group, len(group) // 2, seed=0)
+    ]
     rows = kept_rows(trajectories, group_advantages(judged))
     found = {"rows": len(rows)}
     for forward in get_args(ForwardName):
         batches = micro_batches(rows, token_budget=TOKEN_BUDGET, forward=forward)
-        sizes = [side_by_side(b)[0].numel() if forward == "padded" else len(b.token_ids_N) for b in batches]
+        sizes = [
+            side_by_side(b)[0].numel() if forward == "padded" else len(b.token_ids_N)
+            for b in batches
+        ]
         found[forward] = sum(sizes)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="few and short rollouts, which say little")
-    parser.add_argument("--rollouts", type=Path, nargs="*", default=[], help="run folders whose tokens are counted")
-    parser.add_argument("--positions", type=int, default=1024, help="log-probs whose memory is measured")
+    parser.add_argument(
+        "--quick", action="store_true", help="few and short rollouts, which say little"
+    )
+    parser.add_argument(
+        "--rollouts", type=Path, nargs="*", default=[], help="run folders whose tokens are counted"
+    )
+    parser.add_argument(
+        "--positions", type=int, default=1024, help="log-probs whose memory is measured"
+    )
     parser.add_argument("--peak-of", choices=["whole", "chunks"], help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
@@ -361,12 +418,17 @@ def main() -> None:
     table = Table("rollouts", *CONTESTANTS, title="CPU seconds of a training step (and of TRL's)")
     for name, found in results.items():
         seconds = found["medians"]
-        table.add_row(name, *(f"{value:.3f} ({value / seconds['TRL']:.2f})" for value in seconds.values()))
+        table.add_row(
+            name, *(f"{value:.3f} ({value / seconds['TRL']:.2f})" for value in seconds.values())
+        )
     console = Console()
     console.print(table)
     console.print(f"MiB of {positions} log-probs at a vocabulary of {WIDE:,}: {peaks}")
     for name, counts in tokens.items():
-        console.print(f"tokens forwarded of {name}: {counts}, tree / padded {counts['tree'] / counts['padded']:.2f}")
+        console.print(
+            f"tokens forwarded of {name}: {counts}, tree / padded"
+            f" {counts['tree'] / counts['padded']:.2f}"
+        )
     if arguments.json:
         record = {
             "unit": "CPU seconds",

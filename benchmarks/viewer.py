@@ -2,14 +2,14 @@
 
     python -m benchmarks.viewer [--trajectories 10000] [--steps 5000] [--tokens 100000] [--quick] [--json FILE]
 
-A store is made of many trajectories, one of which has many steps, and another one a call with many tokens. Chromium
-opens each page anew; its first content is there when the first row, step or token can be seen, counted from the
-beginning of the navigation by the page's own clock. Once all is read it is scrolled, a step a frame, and the 95th
-percentile of the times between frames is kept: 16.7 ms are 60 frames a second. Memory is the resident set of the
-renderer and of the server after that.
+A store is made of many trajectories, one of which has many steps, and another one a call with many
+tokens. Chromium opens each page anew; its first content is there when the first row, step or token
+can be seen, counted from the beginning of the navigation by the page's own clock. Once all is read
+it is scrolled, a step a frame, and the 95th percentile of the times between frames is kept: 16.7 ms
+are 60 frames a second. Memory is the resident set of the renderer and of the server after that.
 
-The floor beside it is a plain HTML file with the same rows, in a table or in one span each, without server, search,
-filters or a token's details.
+The floor beside it is a plain HTML file with the same rows, in a table or in one span each, without
+server, search, filters or a token's details.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class PageCase(NamedTuple):
 
 CASES = (
     PageCase("list of trajectories", f"/list?run={RUN}", ".table-body .row", ".table.virtual"),
-    PageCase("trajectory of many steps", f"/trajectory?id={MANY_STEPS}", "[role=treeitem]", "[role=tree]"),
+    PageCase(
+        "trajectory of many steps", f"/trajectory?id={MANY_STEPS}", "[role=treeitem]", "[role=tree]"
+    ),
     PageCase("tokens", "/tokens?call=CALL", ".tokens .t", ".tokens"),
 )
 
@@ -100,7 +102,12 @@ CASES = (
 def identity(thread: str, task: str, node: str) -> GraphIdentity:
     """Where in a graph a call was made."""
     return GraphIdentity(
-        thread_id=thread, checkpoint_id="c", checkpoint_ns=f"{node}:{task}", task_id=task, node=node, path="1"
+        thread_id=thread,
+        checkpoint_id="c",
+        checkpoint_ns=f"{node}:{task}",
+        task_id=task,
+        node=node,
+        path="1",
     )
 
 
@@ -120,7 +127,12 @@ def model_call(thread: str, task: str, tokens: int, parent: str | None, at: floa
         mask=(False,) * half + (True,) * (tokens - half),
         logprobs=(0.0,) * half + tuple(-0.01 * (index % 90) for index in range(tokens - half)),
         logprob_kind=LogprobKind.RAW,
-        response={"type": "ai", "content": f"Step {task}: the sum so far.", "tool_calls": [], "invalid_tool_calls": []},
+        response={
+            "type": "ai",
+            "content": f"Step {task}: the sum so far.",
+            "tool_calls": [],
+            "invalid_tool_calls": [],
+        },
         started_at=at,
         ended_at=at + 0.5,
     )
@@ -150,7 +162,12 @@ def trajectory(id_: str, number: int) -> Trajectory:
         run_id=RUN,
         group_id=f"{RUN}/step-{number // 256}/{number // 8}",
         sample_index=number % 8,
-        task=TaskRef(id=f"sum-{number // 8}", family="sums", prompt=f"What is {number} + 17?", answer=str(number + 17)),
+        task=TaskRef(
+            id=f"sum-{number // 8}",
+            family="sums",
+            prompt=f"What is {number} + 17?",
+            answer=str(number + 17),
+        ),
         graph="tool_loop",
         policy="builtin:trained",
         policy_version=1,
@@ -173,7 +190,11 @@ def overlay(made: Trajectory, number: int) -> Overlay:
         group_id=made.group_id,
         reward=made.rewards["correct"],
         verdict=Verdict.KEPT if kept else Verdict.DROPPED,
-        reason="one of the positives that were drawn" if kept else "a positive that was not among those drawn",
+        reason=(
+            "one of the positives that were drawn"
+            if kept
+            else "a positive that was not among those drawn"
+        ),
         penalty_error=0.0,
         penalty_format=0.0,
         advantage=0.5 if kept else None,
@@ -190,7 +211,9 @@ def fill(store: RunStore, trajectories: int, steps: int, tokens: int) -> str:
         store.journal.write_overlays([overlay(each, number) for number, each in enumerate(made)])
         parent, thread = None, made[0].thread_id
         for step in range(1, steps // 2 + 1):
-            parent = store.journal.write_call(model_call(thread, str(step), 20, parent, 1_000.0 + step)).id
+            parent = store.journal.write_call(
+                model_call(thread, str(step), 20, parent, 1_000.0 + step)
+            ).id
             store.journal.write_tool_call(tool_call(thread, str(step), 1_000.6 + step))
         long = model_call(made[1].thread_id, "1", tokens, None, 1_000.0)
         return store.journal.write_call(long).id
@@ -199,16 +222,27 @@ def fill(store: RunStore, trajectories: int, steps: int, tokens: int) -> str:
 def plain_pages(folder: Path, trajectories: int, steps: int, tokens: int) -> dict[str, Path]:
     """The same rows as plain HTML."""
     cells = "".join(
-        f"<tr class=row><td>t-{n:05}<td>completed<td>{n % 3 > 0:d}<td>kept<td>0.5<td>{n // 256}<td>sums sum-{n // 8}"
+        f"<tr class=row><td>t-{n:05}<td>completed<td>{n % 3 > 0:d}<td>kept<td>0.5<td>{n // 256}<td>sums"
+        f" sum-{n // 8}"
         for n in range(trajectories)
     )
-    lines = "".join(f"<li class=row>reason {n}: Step {n}: the sum so far. {n} + 17" for n in range(steps))
-    spans = "".join(f"<span class=row>{html.escape(chr(97 + n % 26))}</span>" for n in range(tokens))
-    bodies = (f"<table>{cells}</table>", f"<ol>{lines}</ol>", f"<pre style='white-space:pre-wrap'>{spans}</pre>")
+    lines = "".join(
+        f"<li class=row>reason {n}: Step {n}: the sum so far. {n} + 17" for n in range(steps)
+    )
+    spans = "".join(
+        f"<span class=row>{html.escape(chr(97 + n % 26))}</span>" for n in range(tokens)
+    )
+    bodies = (
+        f"<table>{cells}</table>",
+        f"<ol>{lines}</ol>",
+        f"<pre style='white-space:pre-wrap'>{spans}</pre>",
+    )
     pages: dict[str, Path] = {}
     for case, body in zip(CASES, bodies, strict=True):
         pages[case.name] = folder / f"{case.name.replace(' ', '-')}.html"
-        pages[case.name].write_text(f"<!doctype html><meta charset=utf-8><title>{case.name}</title>{body}")
+        pages[case.name].write_text(
+            f"<!doctype html><meta charset=utf-8><title>{case.name}</title>{body}"
+        )
     return pages
 
 
@@ -216,7 +250,9 @@ def plain_pages(folder: Path, trajectories: int, steps: int, tokens: int) -> dic
 def served(store: Path) -> Generator[tuple[str, int]]:
     """The address of a viewer with its token, and its process."""
     words = [sys.executable, "-m", "hrm_agent", "view", str(store), "--no-browser"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    server = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
     assert server.stdout is not None
     found = re.search(r"http://\S+", server.stdout.readline())
     try:
@@ -234,16 +270,25 @@ class Measured:
 
     def __init__(self, playwright: Any, frames: int) -> None:
         found = next(
-            (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+            (
+                path
+                for name in ("chromium", "chromium-browser", "google-chrome")
+                if (path := shutil.which(name))
+            ),
+            None,
         )
         if found is None:
-            raise SystemExit("There is no Chromium: apt-get install chromium, or run `tests/install tests`.")
+            raise SystemExit(
+                "There is no Chromium: apt-get install chromium, or run `tests/install tests`."
+            )
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         self._browser = playwright.chromium.launch(executable_path=found, args=root)
         self._frames = frames
 
     def page(self, url: str, seen: str, scrolled: str, before: str | None = None) -> Row:
-        """Open it once; `before` is an address that leaves what it needs (the token) in the same window."""
+        """Open it once; `before` is an address that leaves what it needs (the token) in the same
+        window.
+        """
         context = self._browser.new_context(viewport={"width": 1440, "height": 900})
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
@@ -268,10 +313,16 @@ class Measured:
         page.locator(seen).first.wait_for()
         while (first := page.evaluate("globalThis.firstSeen ?? null")) is None:
             page.wait_for_timeout(20)
-        while open_requests or (page.wait_for_timeout(500), open_requests)[1]:  # what is read after the first content
+        # what is read after the first content
+        while open_requests or (page.wait_for_timeout(500), open_requests)[1]:
             page.wait_for_timeout(100)
         median, late = page.evaluate(SCROLL, [scrolled, self._frames])
-        row = {"first_content_ms": first, "frame_p50_ms": median, "frame_p95_ms": late, "renderer_mb": self._renderer()}
+        row = {
+            "first_content_ms": first,
+            "frame_p50_ms": median,
+            "frame_p95_ms": late,
+            "renderer_mb": self._renderer(),
+        }
         context.close()
         return row
 
@@ -317,10 +368,17 @@ def measure(trajectories: int, steps: int, tokens: int, repeats: int, frames: in
             with served(folder / "store.db") as (address, process):
                 base = address.partition("#")[0]
                 url = f"{base}#{case.route.replace('CALL', call)}&place=store.db"
-                ours = [browser.page(url, case.seen, case.scrolled, before=address) for _ in range(repeats)]
+                ours = [
+                    browser.page(url, case.seen, case.scrolled, before=address)
+                    for _ in range(repeats)
+                ]
                 server_mb = psutil.Process(process).memory_info().rss / 1e6
-            rows.append({"page": case.name, "by": "hrm-agent view", **middle(ours), "server_mb": server_mb})
-            floor = [browser.page(f"file://{plain[case.name]}", ".row", "html") for _ in range(repeats)]
+            rows.append(
+                {"page": case.name, "by": "hrm-agent view", **middle(ours), "server_mb": server_mb}
+            )
+            floor = [
+                browser.page(f"file://{plain[case.name]}", ".row", "html") for _ in range(repeats)
+            ]
             rows.append({"page": case.name, "by": "plain HTML", **middle(floor), "server_mb": None})
     return rows
 
@@ -330,13 +388,17 @@ def report(rows: list[Row], console: Console) -> None:
     table = Table("page", "by", "first content", "frame p50", "frame p95", "renderer", "server")
     for row in rows:
         server = "" if row["server_mb"] is None else f"{row['server_mb']:.0f} MB"
-        times = (f"{row[key]:.0f} ms" for key in ("first_content_ms", "frame_p50_ms", "frame_p95_ms"))
+        times = (
+            f"{row[key]:.0f} ms" for key in ("first_content_ms", "frame_p50_ms", "frame_p95_ms")
+        )
         table.add_row(row["page"], row["by"], *times, f"{row['renderer_mb']:.0f} MB", server)
     console.print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trajectories", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=5_000)
     parser.add_argument("--tokens", type=int, default=100_000)

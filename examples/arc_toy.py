@@ -4,13 +4,14 @@ r"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's o
     hrm-agent eval --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl --count 1 \
         --tasks examples.arc_toy:tasks --rewards examples.arc_toy:rubric --out runs/arc_toy
 
-The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which plans, solves by code
-in the sandbox, criticises and writes the answer. The subgraph's steps and calls are on the same record as the rest. The
-puzzles are tasks with their grids as answers, and the rubric compares the grid. Each command takes some
-5 seconds.
+The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which
+plans, solves by code in the sandbox, criticises and writes the answer. The subgraph's steps and
+calls are on the same record as the rest. The puzzles are tasks with their grids as answers, and the
+rubric compares the grid. Each command takes some 5 seconds.
 
-The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that come with the package
-know word problems and no grids: they end with a wrong answer. `benchmarks/arc_policy.py` trains one for such grids.
+The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that
+come with the package know word problems and no grids: they end with a wrong answer.
+`benchmarks/arc_policy.py` trains one for such grids.
 """
 
 from __future__ import annotations
@@ -34,16 +35,28 @@ PUZZLES: dict[str, tuple[list[tuple[Grid, Grid]], Grid, Grid]] = {
         [[0, 0], [0, 1]],
         [[1, 1], [1, 0]],
     ),
-    "mirror": ([([[1, 2, 3]], [[3, 2, 1]]), ([[4, 0], [5, 6]], [[0, 4], [6, 5]])], [[7, 8], [0, 9]], [[8, 7], [9, 0]]),
+    "mirror": (
+        [([[1, 2, 3]], [[3, 2, 1]]), ([[4, 0], [5, 6]], [[0, 4], [6, 5]])],
+        [[7, 8], [0, 9]],
+        [[8, 7], [9, 0]],
+    ),
 }
-"""Pairs of grids that show a rule, the grid that it is to be applied to, and what it makes of it."""
+"""Pairs of grids that show a rule, the grid that it is to be applied to,
+and what it makes of it.
+"""
 
 
 def pose(state: MessagesState) -> dict[str, Any]:
     pairs, given, _ = PUZZLES[state["messages"][-1].text.strip()]
     shown = "\n".join(f"{json.dumps(before)} -> {json.dumps(after)}" for before, after in pairs)
-    text = f"One rule makes the right grid of the left one:\n{shown}\nApply it to {json.dumps(given)}."
-    return {"messages": [HumanMessage(f"{text} Return exactly: 'Answer: <grid>', a list of lists of integers.")]}
+    text = (
+        f"One rule makes the right grid of the left one:\n{shown}\nApply it to {json.dumps(given)}."
+    )
+    return {
+        "messages": [
+            HumanMessage(f"{text} Return exactly: 'Answer: <grid>', a list of lists of integers.")
+        ]
+    }
 
 
 def correct(text: str, reference: str) -> bool:
@@ -51,7 +64,10 @@ def correct(text: str, reference: str) -> bool:
     return found is not None and found[1].replace(" ", "") == reference.replace(" ", "")
 
 
-tasks = [{"id": name, "question": name, "answer": json.dumps(made)} for name, (_, _, made) in PUZZLES.items()]
+tasks = [
+    {"id": name, "question": name, "answer": json.dumps(made)}
+    for name, (_, _, made) in PUZZLES.items()
+]
 rubric = Rubric([correct])
 
 builder = StateGraph(MessagesState, context_schema=ReasoningContext)

@@ -1,15 +1,17 @@
-r"""Nothing runs before a person has seen it: an interrupt between the policy's call and the sandbox.
+r"""Nothing runs before a person has seen it: an interrupt between the policy's call and the
+sandbox.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --thread farm \
         --graph examples.human_approval:graph
     hrm-agent resume farm --answer yes
 
-The run stops with the code as its question, and the process may end: the thread waits in the store. `yes` runs the
-code; any other answer is shown to the policy in place of a result. From Python: `graph.invoke(Command(resume="yes"),
-config)`. The policy's own calls are not sampled anew on resume. Each command takes some 10 seconds.
+The run stops with the code as its question, and the process may end: the thread waits in the store.
+`yes` runs the code; any other answer is shown to the policy in place of a result. From Python:
+`graph.invoke(Command(resume="yes"), config)`. The policy's own calls are not sampled anew on
+resume. Each command takes some 10 seconds.
 
-The small policy writes the code and goes on after `yes`. It has never been refused anything: told no, it makes of the
-refusal what it can.
+The small policy writes the code and goes on after `yes`. It has never been refused anything: told
+no, it makes of the refusal what it can.
 """
 
 from __future__ import annotations
@@ -28,16 +30,22 @@ from hrm_agent.tools import python
 
 async def think(state: MessagesState) -> dict[str, Any]:
     model = policy().bind_tools([python])
-    return {"messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]}
+    return {
+        "messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]
+    }
 
 
 def approve(state: MessagesState) -> Command[Literal["think", "tools"]]:
-    calls = [call for m in state["messages"][-1:] if isinstance(m, AIMessage) for call in m.tool_calls]
+    calls = [
+        call for m in state["messages"][-1:] if isinstance(m, AIMessage) for call in m.tool_calls
+    ]
     said = interrupt({"May this run?": [call["args"].get("code", "") for call in calls]})
     if said in (True, "yes"):
         return Command(goto="tools")
     refused = [
-        ToolMessage(f"Refused: {said}", tool_call_id=str(call["id"]), name=call["name"], status="error")
+        ToolMessage(
+            f"Refused: {said}", tool_call_id=str(call["id"]), name=call["name"], status="error"
+        )
         for call in calls
     ]
     return Command(goto="think", update={"messages": refused})

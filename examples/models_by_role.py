@@ -1,15 +1,17 @@
-"""Several models for several roles: two that answer side by side, and the policy in force as judge where they differ.
+"""Several models for several roles: two that answer side by side, and the policy in force as judge
+where they differ.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.models_by_role:graph
     hrm-agent run "What is 6 * 7?" --graph examples.models_by_role:graph --context second=openai:gpt-5
 
-`policy()` is the policy that the command names; `policy(model=...)` is another one by its string, loaded when it is
-first asked. Only calls of the policy in force are trained on. The built-in hierarchical graph takes a model for each of
-its roles: `--graph reasoning --context 'models={planner = "openai:gpt-5"}'`.
+`policy()` is the policy that the command names; `policy(model=...)` is another one by its string,
+loaded when it is first asked. Only calls of the policy in force are trained on. The built-in
+hierarchical graph takes a model for each of its roles:
+`--graph reasoning --context 'models={planner = "openai:gpt-5"}'`.
 
-By default both models are small policies that come with the package, before and after reinforcement learning. They know
-word problems; neither has learned to judge, but their answers to such a problem mostly agree. So the first command
-takes some 10 seconds and no key.
+By default both models are small policies that come with the package, before and after reinforcement
+learning. They know word problems; neither has learned to judge, but their answers to such a problem
+mostly agree. So the first command takes some 10 seconds and no key.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class State(MessagesState):
 
 async def think(state: MessagesState, runtime: Runtime[One]) -> dict[str, Any]:
     model = policy(model=runtime.context.model).bind_tools([python])
-    return {"messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]}
+    return {
+        "messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]
+    }
 
 
 builder = StateGraph(MessagesState, context_schema=One)
@@ -74,7 +78,10 @@ async def judge(state: State) -> dict[str, Any]:
     one, other = state.get("one", ""), state.get("other", "")
     if final_answer(one) == final_answer(other):
         return {"messages": [AIMessage(one)]}
-    both = f"{state['messages'][-1].text}\nOne says: {one}\nThe other says: {other}\nWho is right? Repeat that answer."
+    both = (
+        f"{state['messages'][-1].text}\nOne says: {one}\nThe other says: {other}\nWho is right?"
+        " Repeat that answer."
+    )
     return {"messages": [await policy().ainvoke([HumanMessage(both)])]}
 
 

@@ -3,8 +3,8 @@
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.own_graph:graph
     hrm-agent train rl --graph examples.own_graph:graph --steps 5
 
-It is plain LangGraph. The one thing to know is `policy()`: the chat model of whatever policy the command names.
-On two cores the first command takes some 10 seconds, the training a minute.
+It is plain LangGraph. The one thing to know is `policy()`: the chat model of whatever policy the
+command names. On two cores the first command takes some 10 seconds, the training a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hrm_agent.tools import python
 
 async def think(state: MessagesState) -> dict[str, Any]:
     model = policy().bind_tools([python])
-    return {"messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]}
+    return {
+        "messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]
+    }
 
 
 builder = StateGraph(MessagesState)

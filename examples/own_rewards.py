@@ -3,10 +3,11 @@
     hrm-agent eval --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --count 64
     hrm-agent train rl --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --steps 20
 
-The agent writes its answer in words of its own, so the tasks' verifier, which reads a box, would find every one of them
-wrong. The rubric reads the last number instead, takes a little away for each call of the interpreter that failed, and
-gives a little for using it at all. What is right decides which rollouts count as correct; the weighted sum is what the
-training maximises. On two cores the evaluation takes some 15 seconds, the training some minutes.
+The agent writes its answer in words of its own, so the tasks' verifier, which reads a box, would
+find every one of them wrong. The rubric reads the last number instead, takes a little away for each
+call of the interpreter that failed, and gives a little for using it at all. What is right decides
+which rollouts count as correct; the weighted sum is what the training maximises. On two cores the
+evaluation takes some 15 seconds, the training some minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def say(state: LoopState) -> LoopState:
 
 def few_failures(tool_calls: Sequence[ToolCall]) -> float:
     """0 for a run without a failed call, less for each."""
-    return -float(sum(call.status is not None and call.status.is_policy_failure for call in tool_calls))
+    return -float(
+        sum(call.status is not None and call.status.is_policy_failure for call in tool_calls)
+    )
 
 
 def uses_python(tool_calls: Sequence[ToolCall]) -> bool:
@@ -50,5 +53,6 @@ builder.add_edge("say", END)
 graph = builder.compile()
 
 rubric = Rubric(
-    [answer_is("last_number"), Reward(few_failures, weight=0.1), Reward(uses_python, weight=0.1)], outcome="correct"
+    [answer_is("last_number"), Reward(few_failures, weight=0.1), Reward(uses_python, weight=0.1)],
+    outcome="correct",
 )

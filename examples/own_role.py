@@ -3,13 +3,13 @@ r"""A role of one's own: behind the solver a checker of units, who sends the ans
     hrm-agent run "A tank of 2 cubic metres leaks 150 L. How many liters are left?" \
         --graph examples.own_role:graph --policy scripted:examples/own_role.jsonl
 
-A role is a system turn and the form of its answers. `ask_role` reads them whatever a model wraps around its JSON, asks
-once more where it cannot, and gives None where that does not help either: what this means is for the graph to say. Here
-an answer that nobody could check is let through.
+A role is a system turn and the form of its answers. `ask_role` reads them whatever a model wraps
+around its JSON, asks once more where it cannot, and gives None where that does not help either:
+what this means is for the graph to say. Here an answer that nobody could check is let through.
 
-The script holds the answers of a model that errs first and is put right. The policies that come with the package have
-never seen this role: they solve word problems of their own kind, and what they say as a checker cannot be read.
-It takes some 3 seconds.
+The script holds the answers of a model that errs first and is put right. The policies that come
+with the package have never seen this role: they solve word problems of their own kind, and what
+they say as a checker cannot be read. It takes some 3 seconds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ async def solve(state: State) -> dict[str, Any]:
 
 async def check(state: State) -> Command[Any]:
     draft = state.get("draft", "")
-    said = await ask_role(UNIT_CHECKER, f"Problem: {state['messages'][-1].text}\nAnswer: {final_answer(draft)}")
+    said = await ask_role(
+        UNIT_CHECKER, f"Problem: {state['messages'][-1].text}\nAnswer: {final_answer(draft)}"
+    )
     if said.value is not None and not said.value.fits and state.get("tries", 0) < MAX_TRIES:
         return Command(goto="solve", update={"complaint": said.value.complaint})
     return Command(goto=END, update={"messages": [AIMessage(draft)]})

@@ -1,20 +1,24 @@
-"""A conversation with the research agent, and a journey through it when its wiki is gone. Two processes:
+"""A conversation with the research agent, and a journey through it when its wiki is gone. Two
+processes:
 
     python -m examples.research_time_travel talk
     python -m examples.research_time_travel travel
 
-Without either word both run, one after the other. The first asks two questions over a small wiki of its own and ends;
-the wiki goes with it. The second has nothing but the record. It shows what happened, plays it again without a model or
-a wiki, asks the first question otherwise from the moment before the answer was written (for which the sources on record
-are enough) and talks on there, and searches anew, for which the wiki would be needed: the agent is told that it is out
-of reach, and says so. The same by commands:
+Without either word both run, one after the other. The first asks two questions over a small wiki of
+its own and ends; the wiki goes with it. The second has nothing but the record. It shows what
+happened, plays it again without a model or a wiki, asks the first question otherwise from the
+moment before the answer was written (for which the sources on record are enough) and talks on
+there, and searches anew, for which the wiki would be needed: the agent is told that it is out of
+reach, and says so. The same by commands:
 
     hrm-agent history whales --store runs/research_time_travel.db
     hrm-agent replay whales --store runs/research_time_travel.db
     hrm-agent show whales --sources --store runs/research_time_travel.db
 
-The model is a script, so that this runs anywhere, in some 10 seconds. `hrm-agent chat --graph research` with `--policy
-openai:gpt-5 --context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a model and Wikipedia.
+The model is a script, so that this runs anywhere, in some 10 seconds.
+`hrm-agent chat --graph research` with
+`--policy openai:gpt-5 --context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a
+model and Wikipedia.
 """
 
 from __future__ import annotations
@@ -45,8 +49,14 @@ from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
 STORE, PAGES, THREAD = "runs/research_time_travel.db", "runs/research_time_travel", "whales"
 USER_AGENT = "hrm-agent-example/1.0 (you@example.org)"
 WIKI = {
-    "Blue whale": "The blue whale is the largest animal. Reaching a length of 29.9 metres, it weighs 199 tonnes.\n",
-    "Krill": "Krill are small crustaceans. They feed near the surface at night and sink into deeper water by day.\n",
+    "Blue whale": (
+        "The blue whale is the largest animal. Reaching a length of 29.9 metres, it weighs 199"
+        " tonnes.\n"
+    ),
+    "Krill": (
+        "Krill are small crustaceans. They feed near the surface at night and sink into deeper"
+        " water by day.\n"
+    ),
 }
 FIRST, SECOND = "How long is a blue whale?", "And when do krill feed?"
 IN_FEET = "How long is a blue whale, in feet?"
@@ -75,13 +85,24 @@ def answers(messages: Sequence[BaseMessage]) -> str:
 
 def _searcher(messages: Sequence[BaseMessage]) -> str:
     page = "Krill" if "krill" in messages[1].text else "Blue whale"
-    asked = [{"name": "wiki_search", "arguments": {"query": page}}, {"name": "wiki_page", "arguments": {"title": page}}]
+    asked = [
+        {"name": "wiki_search", "arguments": {"query": page}},
+        {"name": "wiki_page", "arguments": {"title": page}},
+    ]
     done = sum(message.type == "ai" for message in messages)
     if done < len(asked):
         return f"<tool_call>{json.dumps(asked[done])}</tool_call>"
     source = messages[-1].text.partition("<source ")[2].split()
-    quote = "They feed near the surface at night" if page == "Krill" else "Reaching a length of 29.9 metres"
-    return f'It says so [{source[0]}: "{quote}"].' if source else f"I found nothing: {messages[-1].text}"
+    quote = (
+        "They feed near the surface at night"
+        if page == "Krill"
+        else "Reaching a length of 29.9 metres"
+    )
+    return (
+        f'It says so [{source[0]}: "{quote}"].'
+        if source
+        else f"I found nothing: {messages[-1].text}"
+    )
 
 
 # the first process
@@ -119,23 +140,32 @@ async def travel(runner: EpisodeRunner) -> None:
         print(f"@{moment.index:3} {ran} -> {then}")
 
     found = await replay_async(store, THREAD)
-    print(f"\nPlayed again, {found.checkpoints} checkpoints, {found.tasks} tasks: {found.verdict.value}.")
+    print(
+        f"\nPlayed again, {found.checkpoints} checkpoints, {found.tasks} tasks:"
+        f" {found.verdict.value}."
+    )
 
     # What the writer needs is on record: the wiki is not missed.
     (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1)
     show(await runner.run(other), IN_FEET)
     show(await runner.run(other, say="How many feet was that?"))
 
-    # Whoever searches anew needs the wiki. That it is gone is an outcome like any other, not the end of the run.
+    # Whoever searches anew needs the wiki. That it is gone is an outcome like any other, not the
+    # end of the run.
     (again,) = fork(store, THREAD, "before:search", seed=1)
     ended = await runner.run(again)
     show(ended)
-    print(f"This needs the wiki: {ended.own_tool_calls[0].status}: {ended.own_tool_calls[0].content}")
+    print(
+        f"This needs the wiki: {ended.own_tool_calls[0].status}: {ended.own_tool_calls[0].content}"
+    )
 
 
 def show(trajectory: Trajectory, asked: str = "") -> None:
     """What was asked last, and what came of it."""
-    print(f"\n[{trajectory.thread_id}] {asked or trajectory.prompts[-1]}\n{trajectory.error or trajectory.answer}")
+    print(
+        f"\n[{trajectory.thread_id}]"
+        f" {asked or trajectory.prompts[-1]}\n{trajectory.error or trajectory.answer}"
+    )
 
 
 async def go(what: str) -> None:
@@ -152,12 +182,18 @@ async def go(what: str) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="The research agent, and time travel through its conversation")
-    parser.add_argument("what", nargs="?", choices=("talk", "travel"), help="the first part, or the second [both]")
+    parser = argparse.ArgumentParser(
+        description="The research agent, and time travel through its conversation"
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=("talk", "travel"), help="the first part, or the second [both]"
+    )
     what = parser.parse_args(words).what
     if what is None:
         for part in ("talk", "travel"):  # the second in a process that never saw the wiki
-            code = subprocess.run([sys.executable, "-m", "examples.research_time_travel", part], check=False).returncode
+            code = subprocess.run(
+                [sys.executable, "-m", "examples.research_time_travel", part], check=False
+            ).returncode
             if code:
                 raise SystemExit(code)
         return

@@ -3,12 +3,12 @@
     python -m examples.word_maths
     python -m examples.word_maths --policy openai:gpt-5
 
-Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db` tells who said what,
-and the same command again reads the answers back instead of asking once more.
+Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db`
+tells who said what, and the same command again reads the answers back instead of asking once more.
 
 The small policy that comes with the package knows problems of this kind (those of
-`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. It takes
-some 10 seconds.
+`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. It
+takes some 10 seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from hrm_agent.trajectory import TaskRef, Trajectory
 STORE = "runs/word_maths.db"
 TANK = "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L."
 FARM = "A farm keeps 123 hens and 145 cows. How many legs do they have?"
-PROBLEMS = {"tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"), "farm": (FARM, "826")}
+PROBLEMS = {
+    "tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"),
+    "farm": (FARM, "826"),
+}
 """By the thread's name: what is asked, and the answer."""
 
 

@@ -1,4 +1,6 @@
 """The agents: ordinary LangGraph graphs to run, read and copy. Imported as `hrm_agent.graphs`."""
 
 if __name__ != "hrm_agent.graphs":
-    raise ImportError(f"This folder is the package hrm_agent.graphs, not {__name__}: import it by that name.")
+    raise ImportError(
+        f"This folder is the package hrm_agent.graphs, not {__name__}: import it by that name."
+    )

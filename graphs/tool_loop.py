@@ -2,12 +2,14 @@
 
     START -> reason -> tools -> reason -> ... -> END
 
-The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
-a program reads the answer, as it does a solver's, one that it cannot read is sent back once (`remind`). The system turn
-is not part of the state: it belongs to the role, not to the conversation. A model that cannot call tools writes its
-code in fenced blocks (`Budget.tool_format`), whose results come back as a human message. No node reads a clock: how
-long models and tools took stands in their messages, so that a replay decides as the run did. In a conversation each
-turn has the whole budget. What takes no time is async all the same: LangGraph hands a plain function to a thread.
+The loop ends when the policy answers without a tool call, or when a budget is used up;
+`stop_reason` says which. Where a program reads the answer, as it does a solver's, one that it
+cannot read is sent back once (`remind`). The system turn is not part of the state: it belongs to
+the role, not to the conversation. A model that cannot call tools writes its code in fenced blocks
+(`Budget.tool_format`), whose results come back as a human message. No node reads a clock: how long
+models and tools took stands in their messages, so that a replay decides as the run did. In a
+conversation each turn has the whole budget. What takes no time is async all the same: LangGraph
+hands a plain function to a thread.
 """
 
 from __future__ import annotations
@@ -22,10 +24,18 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
-from hrm_agent.graphs.parts.loop import ToolFormat, calls_tools, last_answer, loop_stop, refuse_tool_format
+from hrm_agent.graphs.parts.loop import (
+    ToolFormat,
+    calls_tools,
+    last_answer,
+    loop_stop,
+    refuse_tool_format,
+)
 from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models import policy
 from hrm_agent.tools import python, run_tool_calls
@@ -49,11 +59,15 @@ class Budget:
     max_tokens: int = 4096
     """Sampled tokens over all turns."""
     max_seconds: float = 600.0
-    """Time in which models and tools were at work for this turn, in this run; checked between answers."""
+    """Time in which models and tools were at work for this turn, in this run; checked between
+    answers.
+    """
     max_cost: float | None = None
     """Money over all turns, by `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion tokens."""
+    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion
+    tokens.
+    """
     model: str | None = None
     """Another model than the current policy, by its string."""
     temperature: float | None = None
@@ -77,7 +91,9 @@ class LoopState(TypedDict):
     stop_reason: NotRequired[str | None]
     """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that the session can begin with: `data`, where the task comes with some."""
+    """JSON values by name that the session can begin with: `data`,
+    where the task comes with some.
+    """
 
 
 def build_tool_loop(
@@ -89,7 +105,9 @@ def build_tool_loop(
     """
 
     def unread(messages: Sequence[AnyMessage]) -> str:
-        """What is wrong with the last answer; empty where it was sent back before, which makes a second human turn."""
+        """What is wrong with the last answer; empty where it was sent back before, which makes a
+        second human turn.
+        """
         once = not any(_sent_back(message) for message in messages)
         return complaint(last_answer(messages).text) if complaint is not None and once else ""
 
@@ -99,8 +117,12 @@ def build_tool_loop(
         left = budget.max_tokens - sampled_tokens(turn)
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
         fenced = budget.tool_format == "fenced"
-        system = SystemMessage(loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget)))
-        answer = await (model if fenced else model.bind_tools([python])).ainvoke([system, *state["messages"]])
+        system = SystemMessage(
+            loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
+        )
+        answer = await (model if fenced else model.bind_tools([python])).ainvoke(
+            [system, *state["messages"]]
+        )
         turn = [*turn, answer]
         stop = loop_stop(turn, budget, final=not _asks(answer, budget) and not unread(turn))
         return {"messages": [answer], "stop_reason": stop and stop.value}
@@ -123,7 +145,9 @@ def build_tool_loop(
         builder.add_node("remind", remind)
         builder.add_edge("remind", "reason")
     builder.add_edge(START, "reason")
-    builder.add_conditional_edges("reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])])
+    builder.add_conditional_edges(
+        "reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])]
+    )
     builder.add_edge("tools", "reason")
     return builder.compile()
 
@@ -131,7 +155,9 @@ def build_tool_loop(
 async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     if state.get("stop_reason"):
         return END
-    return "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
+    return (
+        "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
+    )
 
 
 def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:
@@ -141,12 +167,20 @@ def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:
 
 def _asks(answer: AIMessage, budget: Budget) -> bool:
     """Whether an answer calls the tool, in the form that its model has for calls."""
-    return bool(fenced_calls(answer, python.name)) if budget.tool_format == "fenced" else calls_tools(answer)
+    return (
+        bool(fenced_calls(answer, python.name))
+        if budget.tool_format == "fenced"
+        else calls_tools(answer)
+    )
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
     """From what the person said last."""
-    said = (i for i, m in enumerate(messages) if isinstance(m, HumanMessage) and not str(m.id).endswith(_OWN))
+    said = (
+        i
+        for i, m in enumerate(messages)
+        if isinstance(m, HumanMessage) and not str(m.id).endswith(_OWN)
+    )
     return list(messages[max(said, default=0) :])
 
 

@@ -1,4 +1,6 @@
-"""Reasoning agents that learn: LangGraph graphs whose checkpointed runs are what a trainer learns from."""
+"""Reasoning agents that learn: LangGraph graphs whose checkpointed runs are what a trainer learns
+from.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ __all__ = ["__version__", "record"]
 
 __version__ = "0.2.0"
 
-# Stored checkpoints are untrusted. With this flag, read when langgraph is imported, a compiled graph tells the
-# checkpointer which types its state holds; the store's own serializer refuses all others, flag or no flag.
+# Stored checkpoints are untrusted. With this flag, read when langgraph is imported, a compiled
+# graph tells the checkpointer which types its state holds; the store's own serializer refuses all
+# others, flag or no flag.
 _STRICT = "LANGGRAPH_STRICT_MSGPACK"
 _SET_HERE = _STRICT not in os.environ
 os.environ.setdefault(_STRICT, "true")
@@ -24,7 +27,8 @@ os.environ.setdefault(_STRICT, "true")
 def __getattr__(name: str) -> Any:
     """`record` is imported when it is asked for: it brings LangGraph with it.
 
-    A program that is only watched keeps its own checkpointers as they are, so the flag is withdrawn before that.
+    A program that is only watched keeps its own checkpointers as they are, so the flag is withdrawn
+    before that.
     """
     if name == "record":
         if _SET_HERE and "langgraph" not in sys.modules:

@@ -1,8 +1,9 @@
 """Configurations: one pydantic object per command, filled from a TOML file and then from flags.
 
-The config classes stand in `hrm_agent.training.config.commands` and `hrm_agent.runtime.settings`; this is what they share. An
-unknown key is refused with the nearest one that exists. The configuration of a run is saved beside it as `config.toml`,
-which `--config` reads, and a run is not resumed under another one.
+The config classes stand in `hrm_agent.training.config.commands` and `hrm_agent.runtime.settings`;
+this is what they share. An unknown key is refused with the nearest one that exists. The
+configuration of a run is saved beside it as `config.toml`, which `--config` reads, and a run is not
+resumed under another one.
 
 TOML has no null: a key that may be None is written and read as "none".
 """
@@ -48,12 +49,16 @@ COMMAND_KEY = "command"
 """A config file may say which command it is for; the file saved beside a run always does."""
 
 COMPARED = "compared"
-"""Context in which two configurations are compared: an unset key counts as the value that it has by default."""
+"""Context in which two configurations are compared: an unset key counts as the value that it has by
+default.
+"""
 ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
 
 ONE_BY_ONE = "one by one"
-"""Marks a list of which each item has a flag of its own: what follows the flag may be something else."""
+"""Marks a list of which each item has a flag of its own: what follows the flag may be something
+else.
+"""
 
 BY_MODEL = "by model"
 """Marks a key whose default depends on the model: None stands for it until the model is known."""
@@ -71,20 +76,29 @@ _LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
 
 
 def secret_in(context: Mapping[Any, Any]) -> str | None:
-    """The first option that is named like a secret, or holds an address with a password, at any depth."""
+    """The first option that is named like a secret, or holds an address with a password, at any
+    depth.
+    """
     for name, value in context.items():
-        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (isinstance(value, str) and _LOGIN.search(value)):
+        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (
+            isinstance(value, str) and _LOGIN.search(value)
+        ):
             return str(name)
         inner = value
         if isinstance(value, (list, tuple)):
             inner = dict(enumerate(cast("list[Any]", value)))
-        if isinstance(inner, Mapping) and (found := secret_in(cast("Mapping[Any, Any]", inner))) is not None:
+        if (
+            isinstance(inner, Mapping)
+            and (found := secret_in(cast("Mapping[Any, Any]", inner))) is not None
+        ):
             return f"{name}.{found}"
     return None
 
 
 class ConfigPart(BaseModel):
-    """A table of a configuration. Its keys are unique within the whole, so that each is a flag by its own name."""
+    """A table of a configuration. Its keys are unique within the whole, so that each is a flag by
+    its own name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -113,11 +127,18 @@ def in_tables(
 
 def _parts(model: type[BaseModel]) -> dict[str, type[ConfigPart]]:
     found = {name: nested_model(field.annotation) for name, field in model.model_fields.items()}
-    return {name: part for name, part in found.items() if part is not None and issubclass(part, ConfigPart)}
+    return {
+        name: part
+        for name, part in found.items()
+        if part is not None and issubclass(part, ConfigPart)
+    }
 
 
-def build_config(model: type[Config], values: Mapping[str, Any], where: str, *, on_record: bool = False) -> Config:
-    """`model` from plain values over its defaults. `on_record`: they stand beside a run, and are not given now.
+def build_config(
+    model: type[Config], values: Mapping[str, Any], where: str, *, on_record: bool = False
+) -> Config:
+    """`model` from plain values over its defaults. `on_record`: they stand beside a run, and are
+    not given now.
 
     Raises `ConfigError`, which says `where` the key stands and what was meant perhaps.
     """
@@ -126,10 +147,14 @@ def build_config(model: type[Config], values: Mapping[str, Any], where: str, *, 
         return model.model_validate(merged, context=ON_RECORD if on_record else None)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise _config_error(model, [str(part) for part in first["loc"]], dict(first), where) from error
+        raise _config_error(
+            model, [str(part) for part in first["loc"]], dict(first), where
+        ) from error
 
 
-def merge_values(model: type[BaseModel], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def merge_values(
+    model: type[BaseModel], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, Any]:
     """`old` with the values of `new`. What holds a config class is merged key by key.
 
     Any other table is replaced as a whole: the options of one graph mean nothing to another.
@@ -150,15 +175,22 @@ def _table(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if _is_table(value) else {}
 
 
-def _config_error(model: type[BaseModel], place: list[str], first: dict[str, Any], where: str) -> ConfigError:
+def _config_error(
+    model: type[BaseModel], place: list[str], first: dict[str, Any], where: str
+) -> ConfigError:
     name = ".".join(place)
     holder = _model_at(model, place[:-1])
     if first["type"] == "extra_forbidden":
         keys = holder.model_fields
-        table = next((table for table, part in _parts(holder).items() if place[-1] in part.model_fields), None)
+        table = next(
+            (table for table, part in _parts(holder).items() if place[-1] in part.model_fields),
+            None,
+        )
         if table is not None:
             place_in = ".".join([*place[:-1], table])
-            return ConfigError(f"{name!r} belongs into a table ({where}).", f"Write it below [{place_in}].")
+            return ConfigError(
+                f"{name!r} belongs into a table ({where}).", f"Write it below [{place_in}]."
+            )
         hint = f"{nearest(place[-1], keys)} Keys: {', '.join(keys)}.".strip()
         return ConfigError(f"There is no key {name!r} ({where}).", hint)
     field = holder.model_fields.get(place[-1]) if place else None
@@ -178,7 +210,9 @@ def _model_at(model: type[BaseModel], place: list[str]) -> type[BaseModel]:
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:
     """The config class that a field holds; None for a plain value."""
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return (
+        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    )
 
 
 def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,12 +221,15 @@ def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
     for key, value in values.items():
         field = model.model_fields.get(key)
         inner = nested_model(field.annotation) if field else None
-        listed = next(filter(None, map(nested_model, get_args(field.annotation) if field else ())), None)
+        listed = next(
+            filter(None, map(nested_model, get_args(field.annotation) if field else ())), None
+        )
         if inner is not None and _is_table(value):
             read[key] = _from_none(inner, _table(value))
         elif listed is not None and isinstance(value, (list, tuple)):
             read[key] = [
-                _from_none(listed, _table(item)) if _is_table(item) else item for item in cast("list[Any]", value)
+                _from_none(listed, _table(item)) if _is_table(item) else item
+                for item in cast("list[Any]", value)
             ]
         else:
             may_be_none = field is not None and NoneType in get_args(field.annotation)
@@ -201,13 +238,16 @@ def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
 
 
 def read_config_file(path: Path, command: str) -> dict[str, Any]:
-    """The values of a TOML file. Raises `ConfigError` for a file that cannot be read, or is for another command."""
+    """The values of a TOML file. Raises `ConfigError` for a file that cannot be read, or is for
+    another command.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no file {path}.",
-            "`--dry-run` prints a configuration that can be saved as one. A value for the graph is KEY=VALUE.",
+            "`--dry-run` prints a configuration that can be saved as one. A value for the graph is"
+            " KEY=VALUE.",
         ) from error
     except (OSError, ValueError) as error:
         raise _no_toml(str(path), error) from error
@@ -222,12 +262,16 @@ def read_config_text(text: str, command: str, where: str) -> dict[str, Any]:
         raise _no_toml(where, error) from error
     named = values.pop(COMMAND_KEY, command)
     if named != command:
-        raise ConfigError(f"{where} is for `hrm-agent {named}`.", f"Run `hrm-agent {named} --config {where}`.")
+        raise ConfigError(
+            f"{where} is for `hrm-agent {named}`.", f"Run `hrm-agent {named} --config {where}`."
+        )
     return values
 
 
 def _no_toml(where: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{where} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/.")
+    return ConfigError(
+        f"{where} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/."
+    )
 
 
 def to_toml(config: BaseModel, command: str) -> str:
@@ -252,23 +296,35 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
     return path
 
 
-def compare_on_resume(config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()) -> None:
+def compare_on_resume(
+    config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()
+) -> None:
     """Raise `RunError` where a run in `folder` has other values.
 
-    The keys of `free` may differ; one within a config class is named `outer.key`. A run of which half was made with
-    one configuration and half with another is not what either of them says.
+    The keys of `free` may differ; one within a config class is named `outer.key`. A run of which
+    half was made with one configuration and half with another is not what either of them says.
     """
     path = folder / CONFIG_FILE
-    if path.exists() and (changes := changed_keys(config, read_config_file(path, command), str(path), free)):
+    if path.exists() and (
+        changes := changed_keys(config, read_config_file(path, command), str(path), free)
+    ):
         raise RunError(
             f"The run in {folder} was started with another configuration ({changes}).",
-            f"Resume it as it was by `hrm-agent resume {folder}`, or name another folder with --out.",
+            f"Resume it as it was by `hrm-agent resume {folder}`, or name another folder with"
+            " --out.",
         )
 
 
-def changed_keys(config: BaseModel, values: Mapping[str, Any], where: str, free: frozenset[str] = frozenset()) -> str:
-    """In which keys, but those of `free`, a configuration differs from the values at `where`, in words."""
-    before, now = _leaves(build_config(type(config), values, where, on_record=True)), _leaves(config)
+def changed_keys(
+    config: BaseModel, values: Mapping[str, Any], where: str, free: frozenset[str] = frozenset()
+) -> str:
+    """In which keys, but those of `free`, a configuration differs from the values at `where`, in
+    words.
+    """
+    before, now = (
+        _leaves(build_config(type(config), values, where, on_record=True)),
+        _leaves(config),
+    )
     differing = [key for key in now if now[key] != before[key] and key not in free]
     return "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
 

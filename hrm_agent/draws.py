@@ -1,25 +1,29 @@
-"""Clock, `uuid` and `random` as a node reads them: recorded with its task, and given back when the task runs again.
+"""Clock, `uuid` and `random` as a node reads them: recorded with its task, and given back when the
+task runs again.
 
-Inside a recording, what the code of a node takes from these is written to the record. A task that is resumed or
-replayed gets the same values again, so that a prompt with the time in it is the prompt that was answered. Nothing has
-to be changed in the code:
+Inside a recording, what the code of a node takes from these is written to the record. A task that
+is resumed or replayed gets the same values again, so that a prompt with the time in it is the
+prompt that was answered. Nothing has to be changed in the code:
 
-* The clock: `time.time`, `datetime.now`, `date.today` and their kin, wherever their names were bound (time-machine
-  exchanges them in C). Live they say what they always say.
+* The clock: `time.time`, `datetime.now`, `date.today` and their kin, wherever their names were
+  bound (time-machine exchanges them in C). Live they say what they always say.
 * `uuid.uuid4`, wherever its name was bound.
-* `random`: a task has a generator of its own, whose seed is drawn from the global one and recorded; a `random.Random()`
-  without a seed gets a recorded one.
+* `random`: a task has a generator of its own, whose seed is drawn from the global one and recorded;
+  a `random.Random()` without a seed gets a recorded one.
 
-Not reached: monotonic clocks, `secrets`, `os.urandom` and `random.SystemRandom` (they make keys, which no record should
-hold), numpy's and torch's generators, compiled libraries that ask the system themselves (UUIDs of version 7 made in
-Rust), child processes, threads that a node starts by itself, and `from random import random, seed, getrandbits` of a
-module that was imported before the first recording. Wrap those in `drawn`, which records any value.
+Not reached: monotonic clocks, `secrets`, `os.urandom` and `random.SystemRandom` (they make keys,
+which no record should hold), numpy's and torch's generators, compiled libraries that ask the system
+themselves (UUIDs of version 7 made in Rust), child processes, threads that a node starts by itself,
+and `from random import random, seed, getrandbits` of a module that was imported before the first
+recording. Wrap those in `drawn`, which records any value.
 
-What LangChain, LangGraph and this project draw for themselves is left alone; so is everything outside of a node, and
-what a model or a tool draws while it answers, since its answer is recorded as a whole.
+What LangChain, LangGraph and this project draw for themselves is left alone; so is everything
+outside of a node, and what a model or a tool draws while it answers, since its answer is recorded
+as a whole.
 
-Which task asks is found in the context of the caller, so that tasks side by side, in one event loop or in threads, do
-not get in each other's way. Installed once per process, when the first recording is opened.
+Which task asks is found in the context of the caller, so that tasks side by side, in one event loop
+or in threads, do not get in each other's way. Installed once per process, when the first recording
+is opened.
 """
 
 from __future__ import annotations
@@ -49,23 +53,37 @@ __all__ = ["drawn", "record_draws"]
 
 T = TypeVar("T")
 _FRAMEWORK = frozenset(
-    ("asyncio", "concurrent", "hrm_agent", "langchain_core", "langgraph", "langsmith", "logging", "tempfile")
+    (
+        "asyncio",
+        "concurrent",
+        "hrm_agent",
+        "langchain_core",
+        "langgraph",
+        "langsmith",
+        "logging",
+        "tempfile",
+    )
 )
-"""Packages whose own draws are not the node's: what they draw depends on tracing and levels of logs, say."""
+"""Packages whose own draws are not the node's: what they draw depends on tracing and levels of
+logs, say.
+"""
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _urandom = os.urandom
 _seed = random.Random.seed
 _log = logging.getLogger("hrm_agent.record")
 _resolving = threading.local()
-"""Its `now` is True in a thread that looks for its task: what that itself draws belongs to nobody."""
+"""Its `now` is True in a thread that looks for its task:
+what that itself draws belongs to nobody.
+"""
 
 
 def drawn(draw: Callable[[], T]) -> T:
-    """What `draw` returns, recorded with the running task: a task that runs again gets the first value back.
+    """What `draw` returns, recorded with the running task: a task that runs again gets the first
+    value back.
 
-    For what is not recorded by itself, such as `drawn(lambda: float(generator.normal()))`. The value has to be JSON:
-    text, numbers, None, and lists and dicts of them; anything else is a `GraphError`. Outside of a recorded node it is
-    just drawn.
+    For what is not recorded by itself, such as `drawn(lambda: float(generator.normal()))`. The
+    value has to be JSON: text, numbers, None, and lists and dicts of them; anything else is a
+    `GraphError`. Outside of a recorded node it is just drawn.
     """
     task = _task_of(_frame(1))
     return draw() if task is None else task.value(lambda: _as_json(draw))
@@ -80,8 +98,10 @@ def _as_json(draw: Callable[[], T]) -> T:
         same = False
     if not same:
         raise GraphError(
-            f"A value of type {type(value).__name__} cannot be recorded: JSON does not give it back as it is.",
-            "Return text, numbers, lists or dicts from what `drawn` calls, and build the rest outside.",
+            f"A value of type {type(value).__name__} cannot be recorded: JSON does not give it back"
+            " as it is.",
+            "Return text, numbers, lists or dicts from what `drawn` calls, and build the rest"
+            " outside.",
         )
     return value
 
@@ -115,7 +135,9 @@ def _task_of(frame: FrameType | None) -> OpenDraws | None:
     _resolving.now = True
     try:
         attempt = _attempt(config.get("configurable") or {})
-        return recording.draws((str(thread), namespace, attempt), lambda: graph_identity(metadata, ""))
+        return recording.draws(
+            (str(thread), namespace, attempt), lambda: graph_identity(metadata, "")
+        )
     finally:
         _resolving.now = False
 
@@ -148,7 +170,9 @@ def _uuid_bytes(size: int, /) -> bytes:
 
 
 class _TaskRandom(random.Random):
-    """The class of the generator behind the functions of `random`: in a node it is the task's own."""
+    """The class of the generator behind the functions of `random`:
+    in a node it is the task's own.
+    """
 
     def _own(self) -> random.Random | None:
         task = _task_of(_caller(_frame(2), "random"))
@@ -178,7 +202,9 @@ class _TaskRandom(random.Random):
 
 
 def _seeding(self: random.Random, a: Any = None, version: int = 2) -> None:
-    """`Random.seed`: in a node, none from the system, and that of the global generator is the task's, too."""
+    """`Random.seed`: in a node, none from the system, and that of the global generator is the
+    task's, too.
+    """
     task = _task_of(_caller(_frame(1), "random"))
     if task is not None and a is None:
         a = task.seed(lambda: int.from_bytes(_urandom(8)))
@@ -201,7 +227,15 @@ def _route_random() -> None:
 
 def _replaced_clocks() -> Iterator[str]:
     """Those of the functions that time-machine exchanges which are no longer C's."""
-    of_time = ("clock_gettime", "clock_gettime_ns", "gmtime", "localtime", "strftime", "time", "time_ns")
+    of_time = (
+        "clock_gettime",
+        "clock_gettime_ns",
+        "gmtime",
+        "localtime",
+        "strftime",
+        "time",
+        "time_ns",
+    )
     for holder, names in ((time, of_time), (dt.datetime, ("now", "utcnow"))):
         for name in names:
             if not isinstance(getattr(holder, name), BuiltinFunctionType):
@@ -209,13 +243,16 @@ def _replaced_clocks() -> Iterator[str]:
 
 
 def _route_clock() -> None:
-    """By time-machine, whose destination is the task's own time, and for everybody else the present.
+    """By time-machine, whose destination is the task's own time, and for everybody else the
+    present.
 
-    It writes into the functions of C, so where a program has put others in their place the process would end there.
+    It writes into the functions of C, so where a program has put others in their place the process
+    would end there.
     """
     if replaced := [*_replaced_clocks()]:
         _log.warning(
-            "The program has replaced %s: what nodes take from the clock is not recorded, and a replay takes it anew.",
+            "The program has replaced %s: what nodes take from the clock is not recorded, and a"
+            " replay takes it anew.",
             ", ".join(replaced),
         )
         return

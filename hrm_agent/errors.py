@@ -17,8 +17,9 @@
         ├── LeaseLostError     another process took over the thread; what this one did since is not recorded
         └── UnstorableError    a value of a graph's state has no stored form: the run fails
 
-What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs out) is
-no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
+What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs
+out) is no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and
+`StopReason`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 class HrmError(Exception):
     """Base of all errors that a person can mend.
 
-    `message` says what is wrong and where; `hint` is the next thing to do, best a command that can be pasted.
+    `message` says what is wrong and where; `hint` is the next thing to do, best a command that can
+    be pasted.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -88,12 +90,14 @@ class ModelError(HrmError):
 
 
 class ContextLengthError(ModelError):
-    """A conversation no longer fits into the model's context window: a limit reached, not a fault."""
+    """A conversation no longer fits into the model's context window: a limit reached,
+    not a fault.
+    """
 
 
 class TemplateRefusalError(ModelError):
-    """The model's chat template refuses a conversation. Once the policy has written in it, that is the run's end and
-    not the command's.
+    """The model's chat template refuses a conversation. Once the policy has written in it, that is
+    the run's end and not the command's.
     """
 
 
@@ -118,7 +122,9 @@ class StoreVersionError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """Pages of the store's file cannot be read: a fault of a disk, or something else has written into it."""
+    """Pages of the store's file cannot be read: a fault of a disk, or something else has written
+    into it.
+    """
 
 
 class StoreFullError(StoreError):
@@ -126,19 +132,27 @@ class StoreFullError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """Another process took over a thread while this one did not renew its lease: this one writes nothing more to it."""
+    """Another process took over a thread while this one did not renew its lease: this one writes
+    nothing more to it.
+    """
 
-    def __init__(self, message: str, hint: str = "", *, thread_id: str = "", key: str = "", epoch: int = 0) -> None:
+    def __init__(
+        self, message: str, hint: str = "", *, thread_id: str = "", key: str = "", epoch: int = 0
+    ) -> None:
         super().__init__(message, hint)
         self.thread_id = thread_id
         self.key = key
         """The row of the lease."""
         self.epoch = epoch
-        """As which the lease was taken that was lost: this process may have taken it again since."""
+        """As which the lease was taken that was lost:
+        this process may have taken it again since.
+        """
 
 
 class UnstorableError(StoreError, TypeError):
-    """A value of a graph's state has no stored form, or is nested too deeply to be read back. The store is well."""
+    """A value of a graph's state has no stored form, or is nested too deeply to be read back. The
+    store is well.
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -149,7 +163,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @cache
 def to_install(*extras: str) -> str:
-    """The `pip` command that adds extras to this installation, from its source, which need not be an index."""
+    """The `pip` command that adds extras to this installation, from its source, which need not be
+    an index.
+    """
     import json
     from importlib import metadata
     from urllib.parse import unquote, urlsplit
@@ -163,15 +179,24 @@ def to_install(*extras: str) -> str:
     url = str(source.get("url", ""))
     if vcs := source.get("vcs_info"):
         revision = vcs.get("requested_revision") or vcs.get("commit_id", "")
-        return f"pip install 'hrm-agent{brackets} @ {vcs.get('vcs', 'git')}+{url}{'@' * bool(revision)}{revision}'"
+        return (
+            f"pip install 'hrm-agent{brackets} @"
+            f" {vcs.get('vcs', 'git')}+{url}{'@' * bool(revision)}{revision}'"
+        )
     if url.startswith("file://"):
         editable = "-e " if source.get("dir_info", {}).get("editable") else ""
         return f"pip install {editable}'{unquote(urlsplit(url).path)}{brackets}'"
-    return f"pip install 'hrm-agent{brackets} @ {url}'" if url else f"pip install 'hrm-agent{brackets}'"
+    return (
+        f"pip install 'hrm-agent{brackets} @ {url}'"
+        if url
+        else f"pip install 'hrm-agent{brackets}'"
+    )
 
 
 def place_of(error: BaseException) -> str | None:
-    """`file.py:LINE in function`: the innermost line outside of what is installed, else the innermost of all."""
+    """`file.py:LINE in function`: the innermost line outside of what is installed, else the
+    innermost of all.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     for frame in reversed(own or frames):
@@ -180,4 +205,6 @@ def place_of(error: BaseException) -> str | None:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith(("<frozen", *_INSTALLED)) or (_OWN in filename and _GRAPHS not in filename)
+    return filename.startswith(("<frozen", *_INSTALLED)) or (
+        _OWN in filename and _GRAPHS not in filename
+    )

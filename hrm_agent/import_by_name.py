@@ -1,7 +1,9 @@
-"""Import a user's module by name or by file: the first part of `package.module:attribute` and `./file.py:attribute`.
+"""Import a user's module by name or by file: the first part of `package.module:attribute` and
+`./file.py:attribute`.
 
-A module that is loaded from its file, or run as a program, has another name in this process than in its project. Stored
-types carry the name in the project (the natural name), so that they are found after it is moved or run another way.
+A module that is loaded from its file, or run as a program, has another name in this process than in
+its project. Stored types carry the name in the project (the natural name), so that they are found
+after it is moved or run another way.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class NoFileError(ConfigError):
 
 
 def search_in(folder: str) -> None:
-    """Find modules in a folder, as `python -m` does: a user's code lies where the command is typed."""
+    """Find modules in a folder, as `python -m` does:
+    a user's code lies where the command is typed.
+    """
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
@@ -59,15 +63,20 @@ def import_by_name(name: str, folder: str) -> ModuleType:
     Raises whatever the module raises; `NoFileError` for a file that is not there.
     """
     search_in(folder)
-    return _import_file(Path(folder, name)) if name.endswith(".py") else importlib.import_module(name)
+    return (
+        _import_file(Path(folder, name)) if name.endswith(".py") else importlib.import_module(name)
+    )
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours.
+    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the
+    place of ours.
 
-    It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
+    It is run once, as any module: two graphs of one file share its classes, by which their states
+    are read back.
     """
-    with _importing:  # Python locks its own imports: another thread would be given a module that is half run
+    # Python locks its own imports: another thread would be given a module that is half run
+    with _importing:
         return _imported(path, f"{_PREFIX}{path.stem}_{content_hash(str(path.resolve()))[:8]}")
 
 
@@ -77,11 +86,14 @@ def _imported(path: Path, module_name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.exists():
         near = nearest(path.name, (each.name for each in path.parent.glob("*.py")))
-        raise NoFileError(f"There is no file {path.name} in {path.parent.resolve()}. {near}".strip(), _LOOKED_FOR)
+        raise NoFileError(
+            f"There is no file {path.name} in {path.parent.resolve()}. {near}".strip(), _LOOKED_FOR
+        )
     root, name = _place_in_project(str(path))
     for folder in (path.resolve().parent, root):
         if str(folder) not in sys.path:
-            sys.path.append(str(folder))  # where Python finds the modules beside a program, and its project's packages
+            # where Python finds the modules beside a program, and its project's packages
+            sys.path.append(str(folder))
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
     _refuse_modules_of_others(path.resolve(), package)
     module = importlib.util.module_from_spec(spec)
@@ -96,12 +108,16 @@ def _imported(path: Path, module_name: str) -> ModuleType:
 
 
 def _refuse_modules_of_others(path: Path, package: str) -> None:
-    """Raises `ImportError` if an import of the file would find another project's module, not the one beside it."""
+    """Raises `ImportError` if an import of the file would find another project's module, not the
+    one beside it.
+    """
     try:
         statements = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):  # the import reports it
         return
-    imported = [name.name for each in statements if isinstance(each, ast.Import) for name in each.names]
+    imported = [
+        name.name for each in statements if isinstance(each, ast.Import) for name in each.names
+    ]
     froms = [each for each in statements if isinstance(each, ast.ImportFrom)]
     imported += [each.module for each in froms if each.module and not each.level]
     if package and any(each.level for each in froms):
@@ -109,21 +125,24 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
         folders = [*(found.submodule_search_locations or ())] if found is not None else []
         if str(path.parent) not in [str(Path(folder).resolve()) for folder in folders]:
             raise ImportError(
-                f"{path} imports from its own package, {package}, and under this name Python finds "
-                f"{' and '.join(folders) or 'no package'}. Name the graph as package.module:attribute"
+                f"{path} imports from its own package, {package}, and under this name Python finds"
+                f" {' and '.join(folders) or 'no package'}. Name the graph as"
+                " package.module:attribute"
             )
     for name in {name.partition(".")[0] for name in imported} - {path.stem}:
         beside = (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")
         file = getattr(sys.modules.get(name), "__file__", None)
         if file and any(place.is_file() for place in beside) and Path(file).resolve() not in beside:
             raise ImportError(
-                f"{path} imports {name}, and {file} is loaded under this name in this process already. "
-                "Run the two in processes of their own, or rename one"
+                f"{path} imports {name}, and {file} is loaded under this name in this process"
+                " already. Run the two in processes of their own, or rename one"
             )
 
 
 def file_named(name: str) -> str:
-    """Normalise `package.module:attribute` and `./file.py:attribute` to the file's path; unchanged without a file."""
+    """Normalise `package.module:attribute` and `./file.py:attribute` to the file's path; unchanged
+    without a file.
+    """
     module, colon, attribute = name.rpartition(":")
     if not colon:
         return name
@@ -133,7 +152,11 @@ def file_named(name: str) -> str:
     file = next((place.resolve() for place in places if place.is_file()), None)
     if file is None:
         return name
-    return f"./{file.relative_to(Path.cwd())}:{attribute}" if file.is_relative_to(Path.cwd()) else f"{file}:{attribute}"
+    return (
+        f"./{file.relative_to(Path.cwd())}:{attribute}"
+        if file.is_relative_to(Path.cwd())
+        else f"{file}:{attribute}"
+    )
 
 
 def natural_name(module: str) -> str:
@@ -141,7 +164,11 @@ def natural_name(module: str) -> str:
     found = sys.modules.get(module)
     if module == _PROGRAM and (spec := getattr(found, "__spec__", None)) is not None:
         return str(spec.name)
-    file = getattr(found, "__file__", None) if module == _PROGRAM or module.startswith(_PREFIX) else None
+    file = (
+        getattr(found, "__file__", None)
+        if module == _PROGRAM or module.startswith(_PREFIX)
+        else None
+    )
     return module if file is None else _place_in_project(file)[1]
 
 
@@ -149,11 +176,15 @@ def natural_name(module: str) -> str:
 def _place_in_project(file: str) -> tuple[Path, str]:
     """The folder from which a file's module is imported, and its name there.
 
-    It is the folder around the file's packages; without packages, the nearest folder of a project, or its `src`.
+    It is the folder around the file's packages; without packages, the nearest folder of a project,
+    or its `src`.
     """
     path = Path(file).resolve()
     around = next(each for each in path.parents if not (each / "__init__.py").is_file())
-    root = next((each for each in path.parents if any((each / name).is_file() for name in _PROJECT_FILES)), around)
+    root = next(
+        (each for each in path.parents if any((each / name).is_file() for name in _PROJECT_FILES)),
+        around,
+    )
     if root / "src" in path.parents:
         root /= "src"
     if around != path.parent and root in around.parents:
@@ -163,7 +194,9 @@ def _place_in_project(file: str) -> tuple[Path, str]:
 
 
 def stem_of(module: str) -> str:
-    """Last part of a module's natural name; for a stored local name, the stem of the file that it was loaded from."""
+    """Last part of a module's natural name; for a stored local name, the stem of the file that it
+    was loaded from.
+    """
     found = _LOADED_FROM_FILE.fullmatch(natural_name(module))
     return found[1] if found else natural_name(module).rpartition(".")[2]
 
@@ -175,7 +208,8 @@ def local_modules(natural: str) -> list[str]:
 
 
 def types_by_name(names: Iterable[str]) -> list[str]:
-    """Names of `--allow` (`package.module:Type`, `./file.py:Type`), and those by which their values are stored.
+    """Names of `--allow` (`package.module:Type`, `./file.py:Type`), and those by which their values
+    are stored.
 
     Raises `ConfigError` for one that is no type here: its values would be lost.
     """
@@ -183,7 +217,9 @@ def types_by_name(names: Iterable[str]) -> list[str]:
     for name in names:
         module, _, attribute = name.rpartition(":")
         if not module or not attribute:
-            raise ConfigError(f"--allow {name!r} names no type.", "Write --allow package.module:Type.")
+            raise ConfigError(
+                f"--allow {name!r} names no type.", "Write --allow package.module:Type."
+            )
         try:
             found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
         except NoFileError:
@@ -197,12 +233,19 @@ def types_by_name(names: Iterable[str]) -> list[str]:
             raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
         known += [
             name,
-            *(f"{each}:{found.__qualname__}" for each in (found.__module__, natural_name(found.__module__))),
+            *(
+                f"{each}:{found.__qualname__}"
+                for each in (found.__module__, natural_name(found.__module__))
+            ),
         ]
     return [*dict.fromkeys(known)]
 
 
 def imported_files() -> list[str]:
-    """Files that were imported so: who is handed objects of their classes in another process has to import them too."""
-    found = [module.__file__ for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)]
+    """Files that were imported so: who is handed objects of their classes in another process has to
+    import them too.
+    """
+    found = [
+        module.__file__ for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)
+    ]
     return [file for file in found if file]

@@ -1,8 +1,9 @@
-"""LangGraph's private names, in one place: keys of a config, channels of a checkpoint, reserved writes, ids of tasks.
+"""LangGraph's private names, in one place: keys of a config, channels of a checkpoint, reserved
+writes, ids of tasks.
 
-None of them is part of LangGraph's public interface. They stand in stored checkpoints, though, so they have to be read
-here as they were written, also with a LangGraph that names them otherwise. `tests/test_langgraph_format.py` says which
-of them the installed one has changed.
+None of them is part of LangGraph's public interface. They stand in stored checkpoints, though, so
+they have to be read here as they were written, also with a LangGraph that names them otherwise.
+`tests/test_langgraph_format.py` says which of them the installed one has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.cache.base import BaseCache
-    from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
+    from langgraph.checkpoint.base import (
+        BaseCheckpointSaver,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+    )
     from langgraph.pregel import Pregel
 
 __all__ = [
@@ -94,7 +100,9 @@ ERROR_SOURCE = "__error_source_node__"
 RETURN = "__return__"
 """Return value of a task of the functional API."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
+"""Stands for the task of writes that belong to none: the input of a run, an answer to whichever
+question waits.
+"""
 
 # nodes that are none
 START = "__start__"
@@ -146,12 +154,16 @@ _FRAMES = 16
 
 
 class NamespacePart(NamedTuple):
-    """A task of a graph, as the namespace `node:task_id|node:task_id` of a subgraph or of a call names it."""
+    """A task of a graph, as the namespace `node:task_id|node:task_id` of a subgraph or of a call
+    names it.
+    """
 
     node: str
     """Its node. Or a number, which tells several subgraphs of the task before it apart."""
     task_id: str
-    """Empty for a number, and for a subgraph that keeps its state between runs (`compile(checkpointer=True)`)."""
+    """Empty for a number, and for a subgraph that keeps its state between runs
+    (`compile(checkpointer=True)`).
+    """
     around: str
     """The namespace of its graph."""
 
@@ -174,7 +186,9 @@ def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
 
 def named_nodes(namespace: str) -> str:
     """Names of the nodes in a namespace: `solve:ID|1|reason:ID` -> `solve|reason`."""
-    return _BETWEEN_PARTS.join(part.node for part in namespace_parts(namespace) if not part.is_number)
+    return _BETWEEN_PARTS.join(
+        part.node for part in namespace_parts(namespace) if not part.is_number
+    )
 
 
 def namespace_around(namespace: str) -> str:
@@ -193,7 +207,9 @@ def is_internal(channel: str) -> bool:
 
 
 def is_reserved(write: str) -> bool:
-    """Whether a write is a note of LangGraph's own (a question, an error), and not a value for a channel."""
+    """Whether a write is a note of LangGraph's own (a question, an error), and not a value for a
+    channel.
+    """
     return write.startswith("__")
 
 
@@ -212,7 +228,9 @@ def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
 
 # channels whose value is folded from writes
 _COUNTERS = "counters_since_delta_snapshot"
-"""Key in a checkpoint's metadata: `DeltaChannel`s without a snapshot there, with counts since the last one."""
+"""Key in a checkpoint's metadata: `DeltaChannel`s without a snapshot there, with counts since the
+last one.
+"""
 
 
 def deltas_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -237,7 +255,9 @@ class _Checkpointed(Protocol):
 
 
 def unstored_channels(found: _Checkpointed) -> list[str]:
-    """Names of written channels whose value is not in the checkpoint but folded from the writes of ancestors."""
+    """Names of written channels whose value is not in the checkpoint but folded from the writes of
+    ancestors.
+    """
     held = found.checkpoint["channel_values"]
     versions = found.checkpoint["channel_versions"]
     return [name for name in deltas_of(found.metadata) if name in versions and name not in held]
@@ -255,42 +275,58 @@ def built_values(
     channels: Mapping[str, Any], found: CheckpointTuple, saver: BaseCheckpointSaver[Any]
 ) -> dict[str, Any]:
     """Values of channels at a checkpoint, rebuilt by LangGraph itself."""
-    from langgraph.pregel._checkpoint import channels_from_checkpoint  # pyright: ignore[reportPrivateUsage]
+    from langgraph.pregel._checkpoint import (
+        channels_from_checkpoint,
+    )  # pyright: ignore[reportPrivateUsage]
     from langgraph.pregel._io import read_channels  # pyright: ignore[reportPrivateUsage]
 
-    built, _ = channels_from_checkpoint(channels, found.checkpoint, saver=saver, config=found.config)
+    built, _ = channels_from_checkpoint(
+        channels, found.checkpoint, saver=saver, config=found.config
+    )
     return read_channels(built, list(channels))
 
 
 def snapshot_of(value: Any) -> Any:
     """Wrap a value as a `DeltaChannel`'s snapshot in a checkpoint."""
-    from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
+    from langgraph.checkpoint.serde.types import (
+        _DeltaSnapshot,  # pyright: ignore[reportPrivateUsage]
+    )
 
     return _DeltaSnapshot(value)
 
 
 def snapshot_value(held: Any) -> Any:
     """Unwrap a value of a checkpoint if it is a snapshot."""
-    from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
+    from langgraph.checkpoint.serde.types import (
+        _DeltaSnapshot,  # pyright: ignore[reportPrivateUsage]
+    )
 
     return held.value if isinstance(held, _DeltaSnapshot) else held
 
 
 def checkpoint_of_root(configurable: Mapping[str, Any], own: str) -> str:
-    """Id of the outermost graph's checkpoint, as a task of a subgraph sees it; `own` where there is none around it."""
+    """Id of the outermost graph's checkpoint, as a task of a subgraph sees it; `own` where there is
+    none around it.
+    """
     return str(configurable.get(_CHECKPOINT_MAP, {}).get("", own))
 
 
 def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
-    """The id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers, sorted."""
+    """The id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers,
+    sorted.
+    """
     own = f"{namespace}{_BETWEEN_PARTS}{node}" if namespace else node
     parts = "".join((own, str(step), node, *made_by))
-    digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
+    digest = xxhash.xxh3_128_hexdigest(
+        bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode()
+    )
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
 
 
 def ticks_of(checkpoint_id: str) -> int:
-    """The time of an id that LangGraph made, in tenths of microseconds since 1582; 0 for one in another form."""
+    """The time of an id that LangGraph made, in tenths of microseconds since 1582; 0 for one in
+    another form.
+    """
     try:
         uuid = UUID(checkpoint_id)
     except ValueError:
@@ -299,9 +335,11 @@ def ticks_of(checkpoint_id: str) -> int:
 
 
 def continue_ids_after(checkpoint_id: str) -> None:
-    """Make LangGraph's new ids in this process sort after `checkpoint_id`, even if that id's clock was ahead.
+    """Make LangGraph's new ids in this process sort after `checkpoint_id`, even if that id's clock
+    was ahead.
 
-    LangGraph takes the highest id for the newest checkpoint. An id begins with the time, or just after the last id's.
+    LangGraph takes the highest id for the newest checkpoint. An id begins with the time, or just
+    after the last id's.
     """
     from langgraph.checkpoint.base import id as ids
 
@@ -312,14 +350,17 @@ def continue_ids_after(checkpoint_id: str) -> None:
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
-    """What a graph makes of its own config, the one it is given, and the one of the task around it."""
+    """What a graph makes of its own config, the one it is given,
+    and the one of the task around it.
+    """
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
     return ensure_config(*configs)
 
 
 def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
-    """The question of the `interrupt()` call a few frames above `frame`, and the schema of its answer.
+    """The question of the `interrupt()` call a few frames above `frame`, and the schema of its
+    answer.
 
     None if there is no such call.
     """
@@ -336,7 +377,8 @@ def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None]
 
 
 def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
-    """The checkpointer that a run of a graph uses, allowed to read the types of its state; None if it has none.
+    """The checkpointer that a run of a graph uses, allowed to read the types of its state; None if
+    it has none.
 
     `config`: result of `config_in_force`.
     """
@@ -344,10 +386,11 @@ def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[A
 
 
 def collect_declared_types() -> None:
-    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled into declare.
+    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled
+    into declare.
 
-    It does so under an environment variable that it reads at its import, which would make other checkpointers strict
-    too. For those the list changes nothing.
+    It does so under an environment variable that it reads at its import, which would make other
+    checkpointers strict too. For those the list changes nothing.
     """
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
@@ -356,10 +399,11 @@ def collect_declared_types() -> None:
 
 @cache
 def await_missing_checkpoints() -> None:
-    """Let a subgraph without checkpoints run inside a graph with durability `sync`, once per process.
+    """Let a subgraph without checkpoints run inside a graph with durability `sync`, once per
+    process.
 
-    LangGraph waits after each step for the checkpoint that was written last, and raises an `AttributeError` where a
-    graph that was compiled with `checkpointer=False` has written none.
+    LangGraph waits after each step for the checkpoint that was written last, and raises an
+    `AttributeError` where a graph that was compiled with `checkpointer=False` has written none.
     """
     from langgraph.pregel import _loop  # pyright: ignore[reportPrivateUsage]
 
@@ -392,7 +436,9 @@ _stop: ContextVar[int | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def stopping_at(stop: int | None) -> Generator[None]:
-    """Have outermost graphs that run in this context count down to `stop`, wherever they begin; None: as usual."""
+    """Have outermost graphs that run in this context count down to `stop`, wherever they begin;
+    None: as usual.
+    """
     _count_down_to_another_stop()
     before = _stop.set(stop)
     try:
@@ -429,7 +475,9 @@ def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) ->
 
     def defaults(self: Any, *given: Any, **options: Any) -> tuple[Any, ...]:
         found = entry(self, *given, **options)
-        return tuple(substitute(value) if isinstance(value, BaseCache) else value for value in found)
+        return tuple(
+            substitute(value) if isinstance(value, BaseCache) else value for value in found
+        )
 
     pregel._defaults = defaults
 
@@ -445,10 +493,14 @@ def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
     """(module, name) of the types in the fields of classes."""
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
-    return _serde.collect_allowlist_from_schemas(schemas=[schema for schema in schemas if schema is not None])
+    return _serde.collect_allowlist_from_schemas(
+        schemas=[schema for schema in schemas if schema is not None]
+    )
 
 
-def subgraphs_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
+def subgraphs_of(
+    graph: Pregel[Any, Any, Any, Any],
+) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
     """Each subgraph at any depth with the nodes that lead to it, as `named_nodes` has them.
 
     A node can have several, of which LangGraph's own `get_subgraphs` yields the first.
@@ -459,7 +511,10 @@ def subgraphs_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[tuple[str, Prege
         for inner in node.subgraphs or ():
             if isinstance(inner, Pregel):
                 yield name, inner
-                yield from ((f"{name}{_BETWEEN_PARTS}{deeper}", found) for deeper, found in subgraphs_of(inner))
+                yield from (
+                    (f"{name}{_BETWEEN_PARTS}{deeper}", found)
+                    for deeper, found in subgraphs_of(inner)
+                )
 
 
 def is_safe_type(module: str, name: str) -> bool:

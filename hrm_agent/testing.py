@@ -5,12 +5,13 @@ r"""For tests of your own agents, without a model, a wiki or a network.
     with loopback_only(), ScriptedEngine(["<answer>\\boxed{42}</answer>"]) as engine:
         ...
 
-* `ScriptedEngine` answers from a list or a function, as exact tokens, so that such runs are recorded like any.
+* `ScriptedEngine` answers from a list or a function, as exact tokens, so that such runs are
+  recorded like any.
 * `LocalWiki` serves a folder of texts as a wiki.
-* `tiny_model` writes a real model with random weights, for code that samples or trains; `tiny_network` is the model
-  alone, in memory.
-* `wait_until` waits for an event and not for a time, `block_until` does so where nothing is awaited; `loopback_only`
-  refuses connections to other machines.
+* `tiny_model` writes a real model with random weights, for code that samples or trains;
+  `tiny_network` is the model alone, in memory.
+* `wait_until` waits for an event and not for a time, `block_until` does so where nothing is
+  awaited; `loopback_only` refuses connections to other machines.
 
 `docs/testing.md` has a whole test.
 """
@@ -53,14 +54,19 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float = _LONG) -> T:
     """Return what `condition` gives, once that is true.
 
-    Raises `TimeoutError` with the condition's name or source after so many seconds, which only a hang should meet.
+    Raises `TimeoutError` with the condition's name or source after so many seconds, which only a
+    hang should meet.
     """
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
             while True:
                 held = condition()
-                if found := await cast("Awaitable[T]", held) if inspect.isawaitable(held) else cast("T", held):
+                if found := (
+                    await cast("Awaitable[T]", held)
+                    if inspect.isawaitable(held)
+                    else cast("T", held)
+                ):
                     return found
                 await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
     except TimeoutError:
@@ -70,7 +76,9 @@ async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float =
 
 
 def block_until(condition: Callable[[], T], seconds: float = _LONG) -> T:
-    """`wait_until` for what another thread or process does: the calling thread sleeps in between."""
+    """`wait_until` for what another thread or process does:
+    the calling thread sleeps in between.
+    """
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() >= end:
@@ -99,7 +107,9 @@ def loopback_only() -> Generator[list[str]]:
     connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
 
     def refused(of: socket.socket, address: Any) -> bool:
-        if of.family not in (socket.AF_INET, socket.AF_INET6) or str(address[0]).startswith(_LOOPBACK):
+        if of.family not in (socket.AF_INET, socket.AF_INET6) or str(address[0]).startswith(
+            _LOOPBACK
+        ):
             return False
         tried.append(f"{address[0]}:{address[1]}")
         return True
@@ -120,10 +130,12 @@ def loopback_only() -> Generator[list[str]]:
 
 
 def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
-    """A causal language model with random weights, in memory: of the small policy's architecture, a Qwen3.
+    """A causal language model with random weights, in memory: of the small policy's architecture, a
+    Qwen3.
 
-    `sizes` are settings of its configuration, such as `hidden_size=32, num_hidden_layers=1, vocab_size=64`. Needs the
-    extra `train`. A function of its arguments; the global random state is left as it was.
+    `sizes` are settings of its configuration, such as
+    `hidden_size=32, num_hidden_layers=1, vocab_size=64`. Needs the extra `train`. A function of its
+    arguments; the global random state is left as it was.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -138,7 +150,8 @@ def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
 
 
 def tiny_model(folder: Path, seed: int = 0, **sizes: Any) -> Path:
-    """Write a `tiny_network` to `folder`, with the small policy's tokenizer and chat template; the folder.
+    """Write a `tiny_network` to `folder`, with the small policy's tokenizer and chat template; the
+    folder.
 
     A vocabulary smaller than the tokenizer's 1022 tokens is none that it can be asked in.
     """

@@ -1,10 +1,12 @@
-"""What all tests share: the data sets, two servers, a browser, and that nothing waits for a terminal or a network.
+"""What all tests share: the data sets, two servers, a browser, and that nothing waits for a
+terminal or a network.
 
-Tests that read the shared data sets are marked `shared_data`, those on published tokenizers `real_tokenizers`; those on
-PostgreSQL or MediaWiki are recognised by their fixtures and parameters, and marked `server`; those in a browser by the
-fixture `browser`; those that ask a real model by the fixture `real_model`; those that need a delegated cgroup are
-marked `cgroup`. Where the data, the tokenizers, a server, the browser, the model or a cgroup is missing they are
-deselected, and one line says how many and what to do; where `CI=true` all are demanded but the cgroup.
+Tests that read the shared data sets are marked `shared_data`, those on published tokenizers
+`real_tokenizers`; those on PostgreSQL or MediaWiki are recognised by their fixtures and parameters,
+and marked `server`; those in a browser by the fixture `browser`; those that ask a real model by the
+fixture `real_model`; those that need a delegated cgroup are marked `cgroup`. Where the data, the
+tokenizers, a server, the browser, the model or a cgroup is missing they are deselected, and one
+line says how many and what to do; where `CI=true` all are demanded but the cgroup.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ gc.disable()  # until all is collected: importing makes millions of objects, and
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.pop("COLUMNS", None)  # pytest's workers are given one: what is printed into a pipe has no width
+# pytest's workers are given one: what is printed into a pipe has no width
+os.environ.pop("COLUMNS", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Begun in the background of a shell: the commands that tests interrupt would inherit that, and wait for ever.
+    # Begun in the background of a shell: the commands that tests interrupt would inherit that, and
+    # wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -59,7 +63,9 @@ def shared_data_folder() -> Path | None:
 @pytest.fixture
 def shared_data() -> Path:
     folder = shared_data_folder()
-    assert folder is not None, "the data sets are demanded (CI=true): set HRM_SHARED_DATA to their folder"
+    assert folder is not None, (
+        "the data sets are demanded (CI=true): set HRM_SHARED_DATA to their folder"
+    )
     return folder
 
 
@@ -79,7 +85,9 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 @pytest.fixture(scope="session")
 def environment() -> Iterator[LocalEnvironment]:
-    """One for all tests of a process: a call leaves nothing behind. Tests that close or kill it open their own."""
+    """One for all tests of a process: a call leaves nothing behind. Tests that close or kill it
+    open their own.
+    """
     opened = LocalEnvironment()
     yield opened
     opened.shutdown()
@@ -109,7 +117,9 @@ def fresh_database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
-    """The Ray cluster of this session, with as many nodes as the last test has left (`with_nodes`)."""
+    """The Ray cluster of this session, with as many nodes as the last test has left
+    (`with_nodes`).
+    """
     with running_cluster() as cluster:
         yield cluster
 
@@ -131,14 +141,22 @@ def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer
 
 
 def parts_of(item: pytest.Item) -> set[str]:
-    """What a test wants that a machine may lack. A test with a parameter for its database wants the one named there."""
+    """What a test wants that a machine may lack. A test with a parameter for its database wants the
+    one named there.
+    """
     fixtures: Sequence[str] = getattr(item, "fixturenames", ())
     callspec = getattr(item, "callspec", None)
-    given = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+    given = (
+        [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+    )
     parts = {"data"} if item.get_closest_marker("shared_data") else set[str]()
-    parts.update(marker for marker in ("cgroup", "real_tokenizers") if item.get_closest_marker(marker))
+    parts.update(
+        marker for marker in ("cgroup", "real_tokenizers") if item.get_closest_marker(marker)
+    )
     elsewhere = any(value.startswith("sqlite") for value in given)
-    if any(value.startswith("postgres") for value in given) or ("postgres" in fixtures and not elsewhere):
+    if any(value.startswith("postgres") for value in given) or (
+        "postgres" in fixtures and not elsewhere
+    ):
         parts.add("postgres")
     if "mediawiki" in given or "wiki_server" in fixtures:
         parts.add("wiki")
@@ -150,7 +168,11 @@ def missing(part: str) -> str:
     """What to do where this machine lacks a part; empty where it is there."""
     match part:
         case "data":
-            return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
+            return (
+                ""
+                if shared_data_folder()
+                else "There is no data at HRM_SHARED_DATA or ../shared/data."
+            )
         case "cgroup":
             return missing_cgroup()
         case "real_tokenizers":
@@ -194,7 +216,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made lives until the end: the collector of garbage need not look at it again and again."""
+    """What collecting made lives until the end: the collector of garbage need not look at it again
+    and again.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, *gc.get_threshold()[1:])
@@ -205,7 +229,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """End the process, and say where it stood, a minute after a test's time is over.
 
-    pytest-timeout ends a test by a thread of Python, which never runs where the interpreter's lock is never given back.
+    pytest-timeout ends a test by a thread of Python, which never runs where the interpreter's lock
+    is never given back.
     """
     marker = item.get_closest_marker("timeout")
     seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
@@ -231,6 +256,8 @@ def pytest_testnodedown(node: Any) -> None:
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     for advice, count in config.stash.get(LEFT_OUT, {}).items():
         terminalreporter.write_line(f"{count} tests were left out. {advice}")

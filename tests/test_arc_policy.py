@@ -1,4 +1,6 @@
-"""The lessons of `benchmarks/arc_policy.py` are what a rollout meets, and its puzzles have one answer."""
+"""The lessons of `benchmarks/arc_policy.py` are what a rollout meets, and its puzzles have one
+answer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from hrm_agent.trajectory.lint import lint
 
 
 async def test_a_lesson_is_a_run(store: RunStore, environment: LocalEnvironment) -> None:
-    """Its answers, played by a script, get the results that it shows, to the byte, and the reward that it should."""
+    """Its answers, played by a script, get the results that it shows, to the byte, and the reward
+    that it should.
+    """
     rng, held_out = random.Random(1), tasks("eval", 0, 12)
     correct: list[float] = []
     for task, (rule, data) in zip(held_out, puzzles("eval", 0), strict=False):
@@ -32,7 +36,9 @@ async def test_a_lesson_is_a_run(store: RunStore, environment: LocalEnvironment)
             requests += engine.requests[-1].messages
         results = [message.text for message in requests if isinstance(message, ToolMessage)]
         assert [m.text for m in shown.messages[:2]] == [m.text for m in requests[:2]]
-        assert results == [message.text for message in shown.messages if isinstance(message, ToolMessage)]
+        assert results == [
+            message.text for message in shown.messages if isinstance(message, ToolMessage)
+        ]
         assert lint(trajectory) == []
         correct.append(trajectory.reward)
     assert 0 < sum(correct) < len(correct), "some lessons guess"

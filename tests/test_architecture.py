@@ -1,4 +1,6 @@
-"""Which package may import which, read from the source; and what stays out of memory until it is needed."""
+"""Which package may import which, read from the source; and what stays out of memory until it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,27 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.langgraph_format": set(),
     "hrm_agent.config": {"hrm_agent.basics", "hrm_agent.errors"},
     "hrm_agent.answers": {"hrm_agent.basics"},
-    "hrm_agent.trajectory": {"hrm_agent", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.langgraph_format"},
+    "hrm_agent.trajectory": {
+        "hrm_agent",
+        "hrm_agent.basics",
+        "hrm_agent.errors",
+        "hrm_agent.langgraph_format",
+    },
     "hrm_agent.pages": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.draws": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
     "hrm_agent.import_by_name": {"hrm_agent.errors", "hrm_agent.trajectory"},
-    "hrm_agent.retrieval": {"hrm_agent.answers", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
-    "hrm_agent.environment": {"hrm_agent", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.retrieval": {
+        "hrm_agent.answers",
+        "hrm_agent.basics",
+        "hrm_agent.errors",
+        "hrm_agent.trajectory",
+    },
+    "hrm_agent.environment": {
+        "hrm_agent",
+        "hrm_agent.basics",
+        "hrm_agent.errors",
+        "hrm_agent.trajectory",
+    },
     "hrm_agent.models": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.tools": {
         "hrm_agent.answers",
@@ -61,7 +78,9 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.trajectory",
     },
 }
-"""Package -> packages that it may import, beside itself. No package is above another that is above it."""
+"""Package -> packages that it may import, beside itself. No package is above another that is above
+it.
+"""
 CORE = set(ALLOWED)
 ALLOWED |= {
     "hrm_agent.graphs": CORE,
@@ -70,7 +89,9 @@ ALLOWED |= {
     "hrm_agent.training": CORE | {"hrm_agent.graphs", "hrm_agent.runtime"},
     "hrm_agent.__main__": {"hrm_agent.cli"},
     "hrm_agent.viewer": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
-    "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training", "hrm_agent.viewer"},
+    "hrm_agent.cli": (
+        CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training", "hrm_agent.viewer"}
+    ),
 }
 FRONT_DOORS = {
     "hrm_agent.graphs.parts.prompts",
@@ -89,7 +110,9 @@ def home_of(module: str) -> str:
 
 
 def test_imports_point_one_way() -> None:
-    assert {home_of(module_of(path)) for path in SOURCES} <= ALLOWED.keys(), "a package without a place in the order"
+    assert {home_of(module_of(path)) for path in SOURCES} <= ALLOWED.keys(), (
+        "a package without a place in the order"
+    )
     wrong = {module_of(path): found for path in SOURCES if (found := wrong_imports(path))}
     assert wrong == {}
 
@@ -104,19 +127,28 @@ def test_a_wrong_import_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
         "def f():\n    from hrm_agent.training.grpo import train\n    import hrm_agent.cli.main\n"
     )
-    assert {home_of(name) for name in imports(tmp_path / "x.py")} == {"hrm_agent.training", "hrm_agent.cli"}
+    assert {home_of(name) for name in imports(tmp_path / "x.py")} == {
+        "hrm_agent.training",
+        "hrm_agent.cli",
+    }
 
 
 def test_training_reaches_agents_only_through_the_front_door() -> None:
     for path in (path for path in SOURCES if path.is_relative_to(PROJECT / "training")):
         named = set(imports(path))
         assert not {name for name in named if name.split(".")[0] == "langgraph"}, module_of(path)
-        inside = {name for name in named if home_of(name) in {"hrm_agent.graphs", "hrm_agent.runtime"}}
-        assert {name for name in inside if not name.startswith(tuple(FRONT_DOORS))} == set(), module_of(path)
+        inside = {
+            name for name in named if home_of(name) in {"hrm_agent.graphs", "hrm_agent.runtime"}
+        }
+        assert {name for name in inside if not name.startswith(tuple(FRONT_DOORS))} == set(), (
+            module_of(path)
+        )
 
 
 def test_no_package_goes_round_in_a_circle() -> None:
-    """In every package, its modules and packages can be put in an order in which each imports earlier ones only."""
+    """In every package, its modules and packages can be put in an order in which each imports
+    earlier ones only.
+    """
     pairs = arrows()
     packages = [module_of(path) for path in SOURCES if path.name == "__init__.py"]
     assert {package: found for package in packages if (found := circle(package, pairs))} == {}
@@ -129,7 +161,9 @@ KEPT_OUT = {
     "import hrm_agent.trajectory, hrm_agent.store, hrm_agent.models, hrm_agent.tools": HEAVY,
     "from hrm_agent.graphs import reasoning, research, tool_loop": HEAVY,
     "import hrm_agent.runtime.episode, hrm_agent.runtime.selection.strategies": HEAVY,
-    "import hrm_agent.cli.records.history, hrm_agent.cli.records.lint, hrm_agent.cli.runs.run": HEAVY,
+    "import hrm_agent.cli.records.history, hrm_agent.cli.records.lint, hrm_agent.cli.runs.run": (
+        HEAVY
+    ),
     "import hrm_agent.training.rollout.collect, hrm_agent.training.evaluation.evaluate": HEAVY,
 }
 """What is not imported by a program, nor by those above it: all run in one process."""
@@ -138,21 +172,28 @@ KEPT_OUT = {
 @pytest.mark.whole
 def test_what_stays_out_of_memory() -> None:
     looked = [
-        f"{program}\nfound[{program!r}] = sorted({out!r} & sys.modules.keys())" for program, out in KEPT_OUT.items()
+        f"{program}\nfound[{program!r}] = sorted({out!r} & sys.modules.keys())"
+        for program, out in KEPT_OUT.items()
     ]
     check = "\n".join(["import sys; found = {}", *looked, "print(found)"])
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT)
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
     assert done.stdout.splitlines()[-1] == str({program: [] for program in KEPT_OUT})
 
 
 def loaded(program: str, names: set[str]) -> str:
     """Those of `names` that are imported when a program has run."""
     check = f"import sys; {program}; print(sorted({names!r} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT)
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [["history"], ["show", "trajectory-1"], ["history", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["history"], ["show", "trajectory-1"], ["history", "--help"], ["--version"]]
+)
 @pytest.mark.whole
 def test_the_journal_is_shown_without_langgraph(words: list[str], tmp_path: Path) -> None:
     """A list of runs is looked at often, and is to be there at once."""
@@ -161,7 +202,9 @@ def test_the_journal_is_shown_without_langgraph(words: list[str], tmp_path: Path
         store.journal.write_trajectory(sample)
         for call in sample.calls:
             store.journal.write_call(call)
-    where = [] if "--help" in words or "--version" in words else ["--store", str(tmp_path / "store.db")]
+    where = (
+        [] if "--help" in words or "--version" in words else ["--store", str(tmp_path / "store.db")]
+    )
     program = f"""
 from hrm_agent.cli.main import main
 try:
@@ -174,10 +217,13 @@ except SystemExit as end:  # of --help
 
 
 @pytest.mark.parametrize(
-    "package", ["hrm_agent.retrieval", "hrm_agent.retrieval.index", "hrm_agent.store", "hrm_agent.tools"]
+    "package",
+    ["hrm_agent.retrieval", "hrm_agent.retrieval.index", "hrm_agent.store", "hrm_agent.tools"],
 )
 def test_names_that_are_loaded_when_asked_for_are_there(package: str) -> None:
-    """Pyright reads their imports under TYPE_CHECKING; where they are found at run time is written a second time."""
+    """Pyright reads their imports under TYPE_CHECKING; where they are found at run time is written
+    a second time.
+    """
     module = import_module(package)
     assert all(getattr(module, name) is not None for name in module.__all__)
 
@@ -193,7 +239,9 @@ def test_a_public_class_is_the_only_one_of_its_name() -> None:
         for node in parsed(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module_of(path))
-    assert {name: found for name, found in homes.items() if len(found) > 1 and name not in SAME_NAME} == {}
+    assert {
+        name: found for name, found in homes.items() if len(found) > 1 and name not in SAME_NAME
+    } == {}
     assert {name for name in SAME_NAME if len(homes[name]) < 2} == set(), "is the only one now"
 
 
@@ -211,7 +259,9 @@ def test_exports_are_sorted_and_single() -> None:
     """That they are defined is pyright's business."""
     names = {module_of(path): exported(path) for path in SOURCES}
     assert any(names.values())
-    assert {module for module, found in names.items() if found != sorted(set(found), key=_by_kind)} == set()
+    assert {
+        module for module, found in names.items() if found != sorted(set(found), key=_by_kind)
+    } == set()
 
 
 def _by_kind(name: str) -> tuple[int, str]:
@@ -220,8 +270,12 @@ def _by_kind(name: str) -> tuple[int, str]:
 
 
 def test_files_say_what_they_are() -> None:
-    texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES if path.stat().st_size}
-    assert {module for module, text in texts.items() if not ast.get_docstring(parsed(text))} == set()
+    texts = {
+        module_of(path): path.read_text(encoding="utf-8") for path in SOURCES if path.stat().st_size
+    }
+    assert {
+        module for module, text in texts.items() if not ast.get_docstring(parsed(text))
+    } == set()
 
 
 EVERY_FIELD = {
@@ -233,17 +287,31 @@ EVERY_FIELD = {
     "hrm_agent.trajectory.enums",
     "hrm_agent.trajectory.schema",
 }
-"""Modules whose field docstrings are read by users, as `--help` or as the published format: every class counts."""
-RECORDS = {"BaseChatModel", "BaseModel", "BaseRetriever", "BaseTool", "NamedTuple", "TypedDict", "dataclass"}
+"""Modules whose field docstrings are read by users, as `--help` or as the published format: every
+class counts.
+"""
+RECORDS = {
+    "BaseChatModel",
+    "BaseModel",
+    "BaseRetriever",
+    "BaseTool",
+    "NamedTuple",
+    "TypedDict",
+    "dataclass",
+}
 """Bases and decorators that make the names in a class its fields."""
 WITHOUT_FIELD_DOCSTRINGS: dict[str, str] = {}
 """Public classes whose fields need no docstrings -> why."""
 LEANING = re.compile(r"likewise|as above|as below|here and below|so the next", re.IGNORECASE)
-"""Phrases that refer to a neighbouring docstring: each field's docstring has to be complete by itself."""
+"""Phrases that refer to a neighbouring docstring: each field's docstring has to be complete by
+itself.
+"""
 
 
 def name_of(node: ast.expr) -> str:
-    """The last name of a base or decorator: `dataclass(frozen=True)` -> `dataclass`, `Generic[T]` -> `Generic`."""
+    """The last name of a base or decorator: `dataclass(frozen=True)` -> `dataclass`, `Generic[T]`
+    -> `Generic`.
+    """
     match node:
         case ast.Call(func=inner) | ast.Subscript(value=inner):
             return name_of(inner)
@@ -264,7 +332,9 @@ def classes() -> dict[str, list[ast.ClassDef]]:
 
 
 def makers_of(found: ast.ClassDef, known: dict[str, set[str]]) -> set[str]:
-    """Names of all bases and decorators of a class, those of its bases included as far as they are `known`."""
+    """Names of all bases and decorators of a class, those of its bases included as far as they are
+    `known`.
+    """
     names, waiting = set[str](), {name_of(node) for node in (*found.bases, *found.decorator_list)}
     while waiting:
         names |= waiting
@@ -273,7 +343,11 @@ def makers_of(found: ast.ClassDef, known: dict[str, set[str]]) -> set[str]:
 
 
 def is_text(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def undocumented(found: ast.ClassDef) -> list[str]:
@@ -299,16 +373,20 @@ def test_every_public_field_has_a_docstring() -> None:
         f"{module}.{each.name}": each
         for module, found in classes().items()
         for each in found
-        if module in EVERY_FIELD or (not each.name.startswith("_") and makers_of(each, known) & RECORDS)
+        if module in EVERY_FIELD
+        or (not each.name.startswith("_") and makers_of(each, known) & RECORDS)
     }
     missing = {name: fields for name, each in asked.items() if (fields := undocumented(each))}
-    assert {name: fields for name, fields in missing.items() if name not in WITHOUT_FIELD_DOCSTRINGS} == {}
+    assert {
+        name: fields for name, fields in missing.items() if name not in WITHOUT_FIELD_DOCSTRINGS
+    } == {}
     assert WITHOUT_FIELD_DOCSTRINGS.keys() - missing.keys() == set(), "has none missing now"
 
 
 def test_a_field_without_a_docstring_would_be_seen() -> None:
     first, second = classes_in(
-        'class A(pydantic.BaseModel):\n    x: int\n    """Told."""\n    y: int\n    _z: int\nclass B(A):\n    z = 1\n'
+        'class A(pydantic.BaseModel):\n    x: int\n    """Told."""\n    y: int\n    _z: int\nclass'
+        " B(A):\n    z = 1\n"
     )
     assert makers_of(second, {"A": makers_of(first, {})}) & RECORDS == {"BaseModel"}
     assert (undocumented(first), undocumented(second)) == (["y"], ["z"])
@@ -325,7 +403,10 @@ def docstrings_of_attributes(path: Path) -> Iterator[str]:
 
 def test_each_docstring_of_a_field_stands_by_itself() -> None:
     """It is read alone: in `--help`, in a tooltip, in a row of a table."""
-    leaning = {module_of(path): list(filter(LEANING.search, docstrings_of_attributes(path))) for path in SOURCES}
+    leaning = {
+        module_of(path): list(filter(LEANING.search, docstrings_of_attributes(path)))
+        for path in SOURCES
+    }
     assert {module: texts for module, texts in leaning.items() if texts} == {}
 
 
@@ -334,8 +415,13 @@ TESTS_OF_NO_PACKAGE = {"hrm_agent.examples", "hrm_agent.environment.attacks"}
 
 
 def test_tests_stand_in_the_folder_of_their_package() -> None:
-    """`tests/graphs/research` has the tests of `graphs/research`, `tests/store` those of `hrm_agent/store`."""
-    folders = {path.parent.relative_to(PROJECT / "tests") for path in (PROJECT / "tests").rglob("test_*.py")}
+    """`tests/graphs/research` has the tests of `graphs/research`, `tests/store` those of
+    `hrm_agent/store`.
+    """
+    folders = {
+        path.parent.relative_to(PROJECT / "tests")
+        for path in (PROJECT / "tests").rglob("test_*.py")
+    }
     packages = {module_of(path) for path in SOURCES if path.name == "__init__.py"}
     tested = {".".join(("hrm_agent", *folder.parts)) for folder in folders}
     assert tested - packages - TESTS_OF_NO_PACKAGE == set(), "tests of a package that is not there"
@@ -348,8 +434,18 @@ def test_the_map_in_the_readme_is_of_the_folders() -> None:
     for row in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE):
         folders = re.findall(r"`([\w/]+/)`", row[0])
         shown |= set(folders)
-        shown |= {folders[0] + inner for inner in re.findall(r"`(\w+/)`", row[1]) if len(folders) == 1}
+        shown |= {
+            folders[0] + inner for inner in re.findall(r"`(\w+/)`", row[1]) if len(folders) == 1
+        }
     assert not {folder for folder in shown if not (PROJECT / folder).is_dir()}
-    packages = {str(path.parent.relative_to(PROJECT)) + "/" for path in SOURCES if path.name == "__init__.py"}
-    wanted = {package for package in packages if package.count("/") == 2 or package.startswith("hrm_agent/cli/")}
+    packages = {
+        str(path.parent.relative_to(PROJECT)) + "/"
+        for path in SOURCES
+        if path.name == "__init__.py"
+    }
+    wanted = {
+        package
+        for package in packages
+        if package.count("/") == 2 or package.startswith("hrm_agent/cli/")
+    }
     assert wanted - shown - {"hrm_agent/cli/"} == set(), "packages that the map leaves out"

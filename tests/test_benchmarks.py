@@ -1,4 +1,6 @@
-"""`make bench` runs every benchmark, in a form that each of them takes; their quick forms run here."""
+"""`make bench` runs every benchmark, in a form that each of them takes;
+their quick forms run here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ pytestmark = pytest.mark.whole
 PROJECT = Path(__file__).parents[1]
 FOLDER = PROJECT / "benchmarks"
 BENCHMARKS = sorted(
-    [path.stem for path in FOLDER.glob("*.py")] + [path.parent.name for path in FOLDER.glob("*/__main__.py")]
+    [path.stem for path in FOLDER.glob("*.py")]
+    + [path.parent.name for path in FOLDER.glob("*/__main__.py")]
 )
 QUICK = {
     "anyones_agents": "--quick",
@@ -58,7 +61,9 @@ LONGEST = {
     "training_step",
     "viewer",
 }
-"""Quick forms that take long: `make bench` runs these benchmarks, and here they are asked for their options."""
+"""Quick forms that take long: `make bench` runs these benchmarks, and here they are asked for their
+options.
+"""
 
 
 def test_make_bench_leaves_none_out() -> None:
@@ -66,12 +71,16 @@ def test_make_bench_leaves_none_out() -> None:
     (listed,) = (line.partition(":=")[2] for line in lines if line.startswith("BENCHMARKS :="))
     assert sorted(listed.split()) == BENCHMARKS
     assert set(BENCHMARKS) <= QUICK.keys()
-    done = subprocess.run(["make", "-n", "bench"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "bench"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
     assert "-m benchmarks.$name --json benchmarks/results/$name.json" in done.stdout
 
 
 def run(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m benchmarks.NAME WORDS...` in this process: to import torch takes longer than most quick forms."""
+    """`python -m benchmarks.NAME WORDS...` in this process: to import torch takes longer than most
+    quick forms.
+    """
     monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *words])
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
@@ -82,14 +91,18 @@ def run(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(QUICK.keys() - LONGEST))
-def test_a_benchmark_runs_in_its_quick_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_runs_in_its_quick_form(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(name, [*QUICK[name].split(), "--json", str(tmp_path / "numbers.json")], monkeypatch)
     assert json.loads((tmp_path / "numbers.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LONGEST))
-def test_the_longest_begin(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longest_begin(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(name, ["--help"], monkeypatch)
     told = capsys.readouterr()
     assert told.err == ""

@@ -1,12 +1,14 @@
 """The code of README.md and docs/ runs as printed.
 
-Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
-line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
-the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
-pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
-target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
-page with a block under a comment `<!-- slow -->` is left to the slow tests, as are a few that take long. A page with
-`after: OTHER` in its front matter runs the blocks of OTHER first, in one folder; OTHER has no test of its own then.
+Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one
+namespace, `bash` line by line; a block that names a file (`python own.py`) is saved as that file.
+Of the lines of bash, `hrm-agent` is run (in the background until the page's end, if it ends in
+`&`), `sh` and what it is piped to are run by bash, `python -m pytest` runs a file of the page and
+`python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make` target has to
+exist, and a few commands that would change the machine are only recognised; anything else is a
+mistake. A page with a block under a comment `<!-- slow -->` is left to the slow tests, as are a few
+that take long. A page with `after: OTHER` in its front matter runs the blocks of OTHER first, in
+one folder; OTHER has no test of its own then.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def has_slow_blocks(page: Path) -> bool:
 
 
 def front_matter(page: Path) -> dict[str, str]:
-    """What stands at the top of a page about it: `description`, which search engines show, and `after`."""
+    """What stands at the top of a page about it: `description`, which search engines show, and
+    `after`.
+    """
     found = _FRONT_MATTER.match(page.read_text(encoding="utf-8"))
     return yaml.safe_load(found[1]) if found else {}
 
@@ -81,7 +85,10 @@ def run_page(page: Path) -> None:
             if block.file:
                 Path(block.file).write_text(block.code)
             elif block.language == "python":
-                exec(compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True), namespace)
+                exec(
+                    compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True),
+                    namespace,
+                )
             elif block.language in ("bash", "console", "sh"):
                 for line in block.code.replace("\\\n", " ").splitlines():
                     run_line(line.removeprefix("$ "), page, shell)
@@ -103,19 +110,26 @@ def run_line(line: str, page: Path, shell: ExitStack) -> None:
         ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
         assert ended.returncode == 0, f"{page.name}: {line}"
     elif words[0] == "torchrun":
-        alone = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # else its ranks look for each other by the machine's name
+        # else its ranks look for each other by the machine's name
+        alone = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        assert subprocess.run([*launcher, *words[1:]], env=alone, check=False).returncode == 0, f"{page.name}: {line}"
+        assert subprocess.run([*launcher, *words[1:]], env=alone, check=False).returncode == 0, (
+            f"{page.name}: {line}"
+        )
     elif words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
-        assert set(words[1:]) - {word for word in words if "=" in word} <= set(targets), f"{page.name}: {line}"
+        assert set(words[1:]) - {word for word in words if "=" in word} <= set(targets), (
+            f"{page.name}: {line}"
+        )
     else:
         assert words[0] in MENTIONED, f"{page.name}: {line}"
 
 
 @contextmanager
 def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
-    """A command in the background, from its first line of output to its good end, when told, or to its kill."""
+    """A command in the background, from its first line of output to its good end, when told, or to
+    its kill.
+    """
     command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -144,7 +158,9 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if has_slow_blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if has_slow_blocks(page)], ids=lambda page: page.name
+)
 @pytest.mark.timeout(3000)
 def test_the_slow_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
@@ -156,11 +172,16 @@ def as_a_reader_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.syspath_prepend(folder)  # of the Python that a reader runs in this folder
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # as `activate` does
+    # as `activate` does
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def test_blocks_are_found() -> None:
-    assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {"bash", "python", "text"}
+    assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {
+        "bash",
+        "python",
+        "text",
+    }
 
 
 def test_each_page_says_what_it_is_for() -> None:
@@ -180,38 +201,57 @@ def test_an_unknown_command_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, PROJECT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(
+        r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")
+    ):
         led_to = page.parent / target if target else page
         assert led_to.exists(), target
         assert not anchor or anchor in anchors(led_to), f"{target}#{anchor}"
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: lower case, without punctuation, hyphens for spaces."""
+    """What GitHub calls the headings of a page: lower case, without punctuation, hyphens for
+    spaces.
+    """
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-_PATH = re.compile(r"`((?:hrm_agent|graphs|training|tests|docs|configs|examples|benchmarks)/[\w./-]*)`")
+_PATH = re.compile(
+    r"`((?:hrm_agent|graphs|training|tests|docs|configs|examples|benchmarks)/[\w./-]*)`"
+)
 _MODULE = re.compile(r"(?<![\w/.-])hrm_agent(?:\.(?!__)\w+)+")
-_COMMAND = re.compile(r"python -m ((?:graphs|training|benchmarks|examples|hrm_agent|tests)\b(?:\.\w+)*)(?!\.?\$)")
+_COMMAND = re.compile(
+    r"python -m ((?:graphs|training|benchmarks|examples|hrm_agent|tests)\b(?:\.\w+)*)(?!\.?\$)"
+)
 LINKED = {"graphs", "training"}  # imported as packages of hrm_agent only
 
 
 def test_files_and_modules_that_are_named_are_there() -> None:
-    """In the pages, in the cards of the small policies, and in the docstrings and comments of the code."""
-    texts = [*PAGES, PROJECT / "CONTRIBUTING.md", PROJECT / "Makefile", *(PROJECT / "configs").glob("*.toml")]
+    """In the pages, in the cards of the small policies, and in the docstrings and comments of the
+    code.
+    """
+    texts = [
+        *PAGES,
+        PROJECT / "CONTRIBUTING.md",
+        PROJECT / "Makefile",
+        *(PROJECT / "configs").glob("*.toml"),
+    ]
     folders = ("hrm_agent", "graphs", "training", "examples", "benchmarks")
     texts += [path for folder in folders for path in (PROJECT / folder).rglob("*.py")]
-    texts += [*PROJECT.glob("hrm_agent/models/builtin/*/README.md"), *PROJECT.glob("training/small_policy/*.md")]
+    texts += [
+        *PROJECT.glob("hrm_agent/models/builtin/*/README.md"),
+        *PROJECT.glob("training/small_policy/*.md"),
+    ]
     lost: dict[str, str] = {}
     for path in texts:
         text = path.read_text(encoding="utf-8")
         lost |= {name: path.name for name in _PATH.findall(text) if not (PROJECT / name).exists()}
         lost |= {name: path.name for name in set(_MODULE.findall(text)) if not is_named(name)}
         lost |= {name: path.name for name in set(_COMMAND.findall(text)) if not can_be_run(name)}
-    built = {"docs/trajectory.schema.json", "benchmarks/results"}  # written by `make docs`, `make bench`
+    # written by `make docs`, `make bench`
+    built = {"docs/trajectory.schema.json", "benchmarks/results"}
     built.add(GROUP)  # of entry points, and no module
     assert {name: page for name, page in lost.items() if name.rstrip("/") not in built} == {}
 
@@ -239,12 +279,18 @@ def is_named(name: str) -> bool:
 
 @cache
 def names_in(module: Path) -> set[str]:
-    """What a module defines or imports; under TYPE_CHECKING too, where packages name what they load when asked."""
+    """What a module defines or imports; under TYPE_CHECKING too, where packages name what they load
+    when asked.
+    """
     names: set[str] = set()
     nodes = list[ast.AST](ast.parse(module.read_text(encoding="utf-8")).body)
     while nodes:
         match nodes.pop():
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+            ):
                 names.add(name)
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 names |= {alias.asname or alias.name for alias in aliases}
@@ -263,6 +309,8 @@ def names_in(module: Path) -> set[str]:
 def test_what_the_pages_import_is_there(page: Path) -> None:
     """Without running them, which takes minutes."""
     trees = [ast.parse(block.code) for block in blocks(page) if block.language == "python"]
-    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imports = [
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    ]
     named = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert {name for name in named if name.startswith("hrm_agent.") and not is_named(name)} == set()

@@ -1,4 +1,6 @@
-"""A user's types have one name wherever their project lies and however it is run, and threads that hold them resume."""
+"""A user's types have one name wherever their project lies and however it is run, and threads that
+hold them resume.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import ormsgpack
 import pytest
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import file_named, import_by_name, natural_name, stem_of, types_by_name
+from hrm_agent.import_by_name import (
+    file_named,
+    import_by_name,
+    natural_name,
+    stem_of,
+    types_by_name,
+)
 from hrm_agent.store import open_store
 from hrm_agent.store.upkeep.verification import ValueCount, verify
 from hrm_agent.store.values.refusals import RefusedValue, UnknownType
@@ -81,26 +89,40 @@ graph = builder.compile()
 if __name__ == "__main__":
     graph.invoke({"task": "x"}, {"configurable": {"thread_id": "t"}})
 """
-ANSWER = "Plan(steps=['a'], pairs={(1, 2)}) Old(a=1) <Kind.ONE: 1> [Pair(a=1, b=2)] Home.Note(held=(1,))"
+ANSWER = (
+    "Plan(steps=['a'], pairs={(1, 2)}) Old(a=1) <Kind.ONE: 1> [Pair(a=1, b=2)] Home.Note(held=(1,))"
+)
 
 
 def command(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "hrm_agent", *words], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hrm_agent", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 WAYS = {
-    "a file": (["run", "x", "--graph", "./own_agent.py:graph", "--thread", "t"], "./own_agent.py:graph"),
+    "a file": (
+        ["run", "x", "--graph", "./own_agent.py:graph", "--thread", "t"],
+        "./own_agent.py:graph",
+    ),
     "a program": (["record"], "./own_agent.py:graph"),
-    "a module": (["run", "x", "--graph", "own_agent:graph", "--thread", "t"], "./own_agent.py:graph"),
+    "a module": (
+        ["run", "x", "--graph", "own_agent:graph", "--thread", "t"],
+        "./own_agent.py:graph",
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(way: str, tmp_path: Path) -> None:
+def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(
+    way: str, tmp_path: Path
+) -> None:
     (words, graph), store = WAYS[way], str(tmp_path / "s.db")
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
@@ -109,14 +131,17 @@ def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(way
     program = ["--", sys.executable, "own_agent.py"] if words == ["record"] else []
     command(one, *words, "--store", store, *program)
     one.rename(two)
-    command(two, "resume", "t", "--answer", "yes", "--graph", graph, "--store", store)  # however it was named
+    # however it was named
+    command(two, "resume", "t", "--answer", "yes", "--graph", graph, "--store", store)
     with open_store(store) as opened:
         (found,) = opened.journal.trajectories()
         assert found.answer == ANSWER
         count = ValueCount()
         assert "which is not allowed" in " ".join(verify(opened, (), count))
         assert "own_agent.Home.Note" in " ".join(count.refused.values()) and count.made
-    assert "equal, byte for byte" in command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
+    assert "equal, byte for byte" in command(
+        two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store
+    )
 
 
 LAYOUTS = {
@@ -131,7 +156,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("files", LAYOUTS)
-def test_a_file_has_the_name_that_its_project_gives_it(files: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_file_has_the_name_that_its_project_gives_it(
+    files: tuple[str, ...], tmp_path: Path
+) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("")
@@ -156,7 +183,9 @@ def test_two_files_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
     modules = []
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "twin.py").write_text("from enum import Enum\nclass Kind(Enum):\n    ONE = 1\n")
+        (tmp_path / folder / "twin.py").write_text(
+            "from enum import Enum\nclass Kind(Enum):\n    ONE = 1\n"
+        )
         modules.append(import_by_name("twin.py", str(tmp_path / folder)))
     names = [(module.__name__, "Kind") for module in modules]
     for module, name in zip(modules, names, strict=True):
@@ -173,18 +202,24 @@ def test_a_module_beside_a_file_is_not_another_projects(tmp_path: Path) -> None:
         (tmp_path / folder / "beside_of_two.py").write_text("")
         (tmp_path / folder / f"needs_{folder}.py").write_text("import beside_of_two\n")
     import_by_name("one/needs_one.py", str(tmp_path))
-    with pytest.raises(ImportError, match=r"imports beside_of_two, and .*one.beside_of_two.py is loaded"):
+    with pytest.raises(
+        ImportError, match=r"imports beside_of_two, and .*one.beside_of_two.py is loaded"
+    ):
         import_by_name("two/needs_two.py", str(tmp_path))
 
 
 def test_a_type_of_a_module_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'gone\.module:Plan' does not import: ModuleNotFoundError"):
+    with pytest.raises(
+        ConfigError, match=r"'gone\.module:Plan' does not import: ModuleNotFoundError"
+    ):
         types_by_name(["gone.module:Plan"])
 
 
 def test_a_file_that_two_threads_want_at_once_is_run_once_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "slow_agent.py"
-    path.write_text("import threading\n\nthreading.Event().wait(0.3)\nGRAPH = object()\n", encoding="utf-8")
+    path.write_text(
+        "import threading\n\nthreading.Event().wait(0.3)\nGRAPH = object()\n", encoding="utf-8"
+    )
     together = Barrier(2)
 
     def get(_: int) -> object:
@@ -214,17 +249,32 @@ def test_a_file_of_a_package_imports_from_beside_it_and_above(tmp_path: Path) ->
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("")
     (other / "agent.py").write_text("from .models import Plan\n")
-    with pytest.raises(ImportError, match=r"its own package, pack_of_relatives, and .* Python finds .*src"):
+    with pytest.raises(
+        ImportError, match=r"its own package, pack_of_relatives, and .* Python finds .*src"
+    ):
         import_by_name("other/pack_of_relatives/agent.py", str(tmp_path))
 
 
-def test_a_module_and_its_file_name_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_and_its_file_name_one_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pkg").mkdir()
     for file in ("agent.py", "pkg/__init__.py", "pkg/agent.py"):
         (tmp_path / file).write_text("")
     monkeypatch.chdir(tmp_path)
-    assert file_named("agent:graph") == file_named("./agent.py:graph") == file_named(f"{tmp_path}/agent.py:graph")
-    assert file_named("pkg.agent:graph") == file_named("pkg/agent.py:graph") != file_named("agent:graph")
+    assert (
+        file_named("agent:graph")
+        == file_named("./agent.py:graph")
+        == file_named(f"{tmp_path}/agent.py:graph")
+    )
+    assert (
+        file_named("pkg.agent:graph")
+        == file_named("pkg/agent.py:graph")
+        != file_named("agent:graph")
+    )
     assert file_named("pkg:graph") == file_named("./pkg/__init__.py:graph")
     assert file_named("agent:other") != file_named("agent:graph")
-    assert [file_named(name) for name in ("tool_loop", "not_there:graph")] == ["tool_loop", "not_there:graph"]
+    assert [file_named(name) for name in ("tool_loop", "not_there:graph")] == [
+        "tool_loop",
+        "not_there:graph",
+    ]

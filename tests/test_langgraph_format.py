@@ -1,4 +1,6 @@
-"""LangGraph's private names as the installed one has them. Each test says what broke where it changed one."""
+"""LangGraph's private names as the installed one has them. Each test says what broke where it
+changed one.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,12 @@ from hrm_agent import langgraph_format as ours
 def test_constants(name: str, theirs: str) -> None:
     module = "langgraph._internal._constants"
     found = getattr(import_module(module), theirs, None)
-    assert found is not None, f"LangGraph has no {theirs} in {module} any more: what is {getattr(ours, name)!r} now?"
-    assert getattr(ours, name) == found, f"LangGraph writes {found!r} for {theirs} now: read both, and write theirs"
+    assert found is not None, (
+        f"LangGraph has no {theirs} in {module} any more: what is {getattr(ours, name)!r} now?"
+    )
+    assert getattr(ours, name) == found, (
+        f"LangGraph writes {found!r} for {theirs} now: read both, and write theirs"
+    )
 
 
 def test_a_cache_inside_a_subgraph_is_replaced() -> None:
@@ -60,7 +66,10 @@ def test_a_cache_inside_a_subgraph_is_replaced() -> None:
     cached = inner.add_edge(START, "see").compile(cache=own)
     StateGraph(State).add_node("inner", cached).add_edge(START, "inner").compile().invoke({})
     held = [bool(vars(cache)["_cache"]) for cache in (own, given)]
-    assert held == [False, True], "LangGraph takes a graph's cache from elsewhere than Pregel._defaults now"
+    assert held == [
+        False,
+        True,
+    ], "LangGraph takes a graph's cache from elsewhere than Pregel._defaults now"
 
 
 def test_ends_of_a_graph() -> None:
@@ -72,7 +81,12 @@ class State(TypedDict, total=False):
 
 
 def config(checkpoint_id: str = "") -> dict[str, Any]:
-    return {"configurable": {"thread_id": "t", **({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}}
+    return {
+        "configurable": {
+            "thread_id": "t",
+            **({"checkpoint_id": checkpoint_id} if checkpoint_id else {}),
+        }
+    }
 
 
 def noting(name: str) -> Any:
@@ -84,7 +98,9 @@ def team() -> StateGraph[State]:
     builder = StateGraph(State)
     for name in "abd":
         builder.add_node(name, noting(name))
-    builder.add_node("c", lambda _: Command(update={"seen": ["c"]}, goto=[Send("d", {}), Send("d", {})]))
+    builder.add_node(
+        "c", lambda _: Command(update={"seen": ["c"]}, goto=[Send("d", {}), Send("d", {})])
+    )
     builder.add_edge(START, "a")
     builder.add_edge(START, "b")
     builder.add_edge(["a", "b"], "c")
@@ -97,13 +113,23 @@ def test_a_question_is_seen_by_what_counts_it() -> None:
     def ask(_: State) -> State:
         configurable = get_config()["configurable"]
         pad = configurable[ours.SCRATCHPAD]
-        counting = lambda: (seen.append(ours.question_asked(sys._getframe())), pad.interrupt_counter())[1]  # noqa: E731  # pyright: ignore[reportPrivateUsage]
+        counting = lambda: (  # noqa: E731
+            seen.append(ours.question_asked(sys._getframe())),
+            pad.interrupt_counter(),
+        )[1]  # pyright: ignore[reportPrivateUsage]
         configurable[ours.SCRATCHPAD] = replace(pad, interrupt_counter=counting)
         return {"seen": [interrupt({"well": 1}, response_schema={"type": "string"})]}
 
-    graph = StateGraph(State).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    graph = (
+        StateGraph(State)
+        .add_node("ask", ask)
+        .add_edge(START, "ask")
+        .compile(checkpointer=InMemorySaver())
+    )
     graph.invoke({}, config())
-    assert seen == [({"well": 1}, {"type": "string"})], "read LangGraph's `interrupt`: where is its question now?"
+    assert seen == [({"well": 1}, {"type": "string"})], (
+        "read LangGraph's `interrupt`: where is its question now?"
+    )
     assert ours.question_asked(sys._getframe()) is None  # pyright: ignore[reportPrivateUsage]
 
 
@@ -156,24 +182,39 @@ def test_types_that_a_state_declares() -> None:
 
 
 PROJECT = Path(__file__).parents[1]
-PRIVATE = ("__pregel", "branch:to:", "checkpoint_map", "__interrupt__", "__resume__", "__error__", "__input__")
+PRIVATE = (
+    "__pregel",
+    "branch:to:",
+    "checkpoint_map",
+    "__interrupt__",
+    "__resume__",
+    "__error__",
+    "__input__",
+)
 
 
 def test_nobody_else_knows_them() -> None:
     """What changes in LangGraph is mended in one file."""
     wrong = list[str]()
-    for path in (path for room in ("hrm_agent", "graphs", "training") for path in (PROJECT / room).rglob("*.py")):
+    for path in (
+        path
+        for room in ("hrm_agent", "graphs", "training")
+        for path in (PROJECT / room).rglob("*.py")
+    ):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        # docstrings
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             match node:
-                case ast.Constant(value=str(text)) if id(node) not in told and text.startswith(PRIVATE):
+                case ast.Constant(value=str(text)) if id(node) not in told and text.startswith(
+                    PRIVATE
+                ):
                     wrong.append(f"{path}:{node.lineno} {text!r}")
                 case ast.ImportFrom(module=str(module)) if module.startswith("langgraph._"):
                     wrong.append(f"{path}:{node.lineno} {module}")
-                case ast.Call(func=ast.Attribute(attr="split" | "partition" | "rpartition", value=value)) if (
-                    "checkpoint_ns" in ast.unparse(value) or ast.unparse(value) == "namespace"
-                ):
+                case ast.Call(
+                    func=ast.Attribute(attr="split" | "partition" | "rpartition", value=value)
+                ) if "checkpoint_ns" in ast.unparse(value) or ast.unparse(value) == "namespace":
                     wrong.append(f"{path}:{node.lineno} {ast.unparse(node)}")
                 case _:
                     pass
@@ -184,7 +225,14 @@ def test_channels_of_a_checkpoint_name_what_runs_next() -> None:
     graph = team().compile(checkpointer=InMemorySaver())
     graph.invoke({"seen": []}, config())
     steps = [
-        (set(ours.triggered_nodes(graph.checkpointer.get_tuple(s.config).checkpoint["channel_values"])), set(s.next))
+        (
+            set(
+                ours.triggered_nodes(
+                    graph.checkpointer.get_tuple(s.config).checkpoint["channel_values"]
+                )
+            ),
+            set(s.next),
+        )
         for s in graph.get_state_history(config())
     ]
     assert [found for found, _ in steps] == [next_ for _, next_ in steps]
@@ -216,7 +264,9 @@ def test_writes_of_a_question_and_of_its_answer() -> None:
     graph = builder.compile(checkpointer=saver)
     asked = graph.invoke({"seen": []}, config())
     waiting = saver.get_tuple(config())
-    assert waiting is not None and [channel for _, channel, _ in waiting.pending_writes] == [ours.INTERRUPT]
+    assert waiting is not None and [channel for _, channel, _ in waiting.pending_writes] == [
+        ours.INTERRUPT
+    ]
     assert ours.INTERRUPT in asked
     assert graph.invoke(Command(resume="this"), config())["seen"] == ["this"]
     answered = saver.get_tuple(waiting.config)

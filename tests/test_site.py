@@ -34,14 +34,27 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
-        '<a href="b.html#there"></a><a href="b.html#lost"></a><a href="c.html"></a><img src="d.png">'
-        '<script src="https://cdn.example/x.js"></script><a href="https://example.org/">out</a>'
+        '<a href="b.html#there"></a><a href="b.html#lost"></a><a href="c.html"></a><img'
+        ' src="d.png"><script src="https://cdn.example/x.js"></script><a'
+        ' href="https://example.org/">out</a>'
     )
     (tmp_path / "b.html").write_text('<h2 id="there"></h2>')
     found = list(broken(read_site(tmp_path), tmp_path))
-    assert found == ["a.html: loads https://cdn.example/x.js", "a.html: b.html#lost", "a.html: c.html", "a.html: d.png"]
+    assert found == [
+        "a.html: loads https://cdn.example/x.js",
+        "a.html: b.html#lost",
+        "a.html: c.html",
+        "a.html: d.png",
+    ]
 
 
 def test_what_a_page_says_of_itself_is_read() -> None:
-    page = SitePage('<meta name="description" content="Of whales."><h1>Whales</h1><a href="https://a.example/">a</a>')
-    assert (page.description, page.headings, page.outward) == ("Of whales.", 1, {"https://a.example/"})
+    page = SitePage(
+        '<meta name="description" content="Of whales."><h1>Whales</h1><a'
+        ' href="https://a.example/">a</a>'
+    )
+    assert (page.description, page.headings, page.outward) == (
+        "Of whales.",
+        1,
+        {"https://a.example/"},
+    )

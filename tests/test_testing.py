@@ -9,7 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hrm_agent.testing import ScriptedEngine, block_until, loopback_only, tiny_model, tiny_network, wait_until
+from hrm_agent.testing import (
+    ScriptedEngine,
+    block_until,
+    loopback_only,
+    tiny_model,
+    tiny_network,
+    wait_until,
+)
 
 
 def test_other_machines_are_out_of_reach_and_this_one_is_not() -> None:

@@ -1,11 +1,12 @@
 """Rows of conversations in the forms that people write them in, brought to one: OpenAI's.
 
-Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`; calls with or
-without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name
-their call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are
-missing are made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in;
-arguments that come as text keep it. Thoughts of an answer are taken from `reasoning_content`, `reasoning` or
-`thinking`, and from parts of its content. What could mean two things, or is no field of a message, is refused: it
+Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`;
+calls with or without an id, a `type` and the wrapper `function`, arguments as an object or as JSON
+in a text; results that name their call by its id or by the tool, or stand in the calls' order;
+`tools` as a list or as JSON in a text. Ids that are missing are made up, `call_0`, `call_1` and so
+on. Null stands for a field that is not there, as tables fill it in; arguments that come as text
+keep it. Thoughts of an answer are taken from `reasoning_content`, `reasoning` or `thinking`, and
+from parts of its content. What could mean two things, or is no field of a message, is refused: it
 would vanish, and something else be learnt than the row says.
 """
 
@@ -36,7 +37,9 @@ _ROLES = {
     "user": "user",
 }
 _THOUGHTS = (REASONING, "reasoning", "thinking")
-"""Fields of an answer for its thoughts; the second and third are also types of parts of its content."""
+"""Fields of an answer for its thoughts; the second and third are also types of parts of its
+content.
+"""
 _OF_MESSAGES = {
     *("annotations", "audio", "content", "from", "function_call", "id", "name", "refusal", "role"),
     *("tool_call_id", "tool_calls", "type", "value", "weight"),
@@ -87,7 +90,11 @@ class _Calls:
     def number(self) -> None:
         """Ids for those that have none."""
         taken = {call["id"] for call in self._all}
-        fresh = (f"call_{number}" for number in range(2 * len(self._all) + 1) if f"call_{number}" not in taken)
+        fresh = (
+            f"call_{number}"
+            for number in range(2 * len(self._all) + 1)
+            if f"call_{number}" not in taken
+        )
         for call in self._all:
             call["id"] = next(fresh) if call["id"] is None else call["id"]
 
@@ -104,7 +111,8 @@ def chat_of(row: Any) -> tuple[list[Fields], list[Fields]]:
     named = [key for key in columns if key in fields] or [key for key in columns if key in row]
     if len(named) != 1:
         raise ValueError(
-            f"it has {' and '.join(named) or 'no messages'}, and the columns {', '.join(fields) or 'none'}"
+            f"it has {' and '.join(named) or 'no messages'}, and the columns"
+            f" {', '.join(fields) or 'none'}"
         )
     listed = _objects(fields.get(named[0]), named[0])
     calls = _Calls()
@@ -121,7 +129,9 @@ def chat_of(row: Any) -> tuple[list[Fields], list[Fields]]:
     for message in messages:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return messages, [_tool(tool, f"tools[{number}]") for number, tool in enumerate(_tools(fields.get("tools")))]
+    return messages, [
+        _tool(tool, f"tools[{number}]") for number, tool in enumerate(_tools(fields.get("tools")))
+    ]
 
 
 def _message(given: Fields, place: str, calls: _Calls) -> Fields:
@@ -133,8 +143,13 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
     role = _ROLES.get(said) if isinstance(said, str) else None
     if role is None:
         raise ValueError(f"{place} has the role {said!r}; known are {', '.join(sorted(_ROLES))}")
-    content = _one_of(given, ("content", "value"), place, needed=role in ("user", "system", "developer"))
-    kept = {key: given[key] for key in given.keys() - {"from", "function_call", "role", "type", "value", *_THOUGHTS}}
+    content = _one_of(
+        given, ("content", "value"), place, needed=role in ("user", "system", "developer")
+    )
+    kept = {
+        key: given[key]
+        for key in given.keys() - {"from", "function_call", "role", "type", "value", *_THOUGHTS}
+    }
     thoughts, content = _apart(given, content, place) if role == "assistant" else ("", content)
     if any(key in given for key in _THOUGHTS) and role != "assistant":
         raise ValueError(f"{place} has thoughts, and its role is {said}")
@@ -158,14 +173,17 @@ def _apart(given: Fields, content: Any, place: str) -> tuple[str, Any]:
     """Thoughts of an answer, and its content without them."""
     fields = [key for key in _THOUGHTS if key in given]
     stated = given[fields[0]] if fields else ""
-    others = [key for key in fields if given[key] != stated]  # servers send one text under two names
+    # servers send one text under two names
+    others = [key for key in fields if given[key] != stated]
     if others:
         raise ValueError(f"{place} has other thoughts in {fields[0]} than in {others[0]}")
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     marked = [part for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHTS]
     found = thoughts_of({"content": marked}) or ""
     if not isinstance(stated, str) or (marked and not found):
-        raise TypeError(f"{place} has thoughts that are no text: {json.dumps(marked or stated)[:80]}")
+        raise TypeError(
+            f"{place} has thoughts that are no text: {json.dumps(marked or stated)[:80]}"
+        )
     if stated and found:
         raise ValueError(f"{place} has thoughts in a field and in its content")
     return stated or found, [part for part in parts if part not in marked] if marked else content
@@ -205,12 +223,17 @@ def _call(given: Any, place: str) -> Fields:
     return {
         "id": id_,
         "type": "function",
-        "function": {"name": name, "arguments": _arguments(arguments, f"{place}.{key}", as_text=as_text)},
+        "function": {
+            "name": name,
+            "arguments": _arguments(arguments, f"{place}.{key}", as_text=as_text),
+        },
     }
 
 
 def _arguments(given: Any, place: str, *, as_text: bool) -> Fields:
-    """The arguments of a call. Null is one that was given where they came as text: no table has filled it in."""
+    """The arguments of a call. Null is one that was given where they came as text: no table has
+    filled it in.
+    """
     fields = _object(given, place)
     return cast("Fields", given) if as_text else fields
 
@@ -222,7 +245,9 @@ def _tools(given: Any) -> list[Fields]:
         listed = None
     if not isinstance(listed, list):
         raise TypeError("`tools` has to be a list of objects, or such a list as JSON")
-    decoded = [_decoded(tool, f"tools[{number}]") for number, tool in enumerate(cast("list[Any]", listed))]
+    decoded = [
+        _decoded(tool, f"tools[{number}]") for number, tool in enumerate(cast("list[Any]", listed))
+    ]
     return _objects(decoded, "tools")
 
 
@@ -231,7 +256,10 @@ def _tool(tool: Fields, place: str) -> Fields:
         return tool
     if "function" in tool:
         raise ValueError(f"{place} has a name beside function")
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key != "type"},
+    }
 
 
 def _text(content: Any, place: str) -> str:
@@ -239,9 +267,13 @@ def _text(content: Any, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []
-    for number, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else [content]):
+    for number, part in enumerate(
+        cast("list[Any]", content) if isinstance(content, list) else [content]
+    ):
         where = f"{place}[{number}]" if isinstance(content, list) else place
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        text = (
+            part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        )
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if not isinstance(text, str) or kind not in ("text", "input_text", "output_text"):
             raise TypeError(f"{where} is no text: {json.dumps(part)[:80]}")
@@ -270,7 +302,9 @@ def _decoded(value: Any, place: str) -> Any:
 
 
 def _objects(value: Any, place: str) -> list[Fields]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[Any]", value)):
+    if not isinstance(value, list) or not all(
+        isinstance(each, dict) for each in cast("list[Any]", value)
+    ):
         raise TypeError(f"`{place}` has to be a list of objects")
     return [_given(cast("Fields", each)) for each in cast("list[Any]", value)]
 

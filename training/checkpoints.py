@@ -3,17 +3,18 @@
     RUN/checkpoints/step-000012/    what the next step depends on, and manifest.json
     RUN/checkpoints/step-000011/    the one before, in case something happened to the newest
 
-A checkpoint is written beside its place: every file, then the manifest with the size and SHA-256 of each, everything
-synced to the disk, and then the folder is renamed to its name. So a kill or a power cut leaves the checkpoints before
-it as they were. What renaming cannot prevent (a lost sector, a copy that broke off, a file deleted by hand) is found by
-the manifest: before a checkpoint is loaded each of its files is held against it, and a damaged one is passed over for
-the one before, with a line on stderr. The manifest carries a hash of itself.
+A checkpoint is written beside its place: every file, then the manifest with the size and SHA-256 of
+each, everything synced to the disk, and then the folder is renamed to its name. So a kill or a
+power cut leaves the checkpoints before it as they were. What renaming cannot prevent (a lost
+sector, a copy that broke off, a file deleted by hand) is found by the manifest: before a checkpoint
+is loaded each of its files is held against it, and a damaged one is passed over for the one before,
+with a line on stderr. The manifest carries a hash of itself.
 
-Steps that were taken after the checkpoint that a run goes on from are taken again. They come out as they were: see
-`hrm_agent.training.grpo` and `hrm_agent.training.sft`.
+Steps that were taken after the checkpoint that a run goes on from are taken again. They come out as
+they were: see `hrm_agent.training.grpo` and `hrm_agent.training.sft`.
 
-A run folder of an earlier version has one folder `checkpoint` without a manifest. It is used if it can be loaded, and
-removed once enough others are there.
+A run folder of an earlier version has one folder `checkpoint` without a manifest. It is used if it
+can be loaded, and removed once enough others are there.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ _NAME = re.compile(r"step-(\d+)")
 _OURS = re.compile(r"step-\d+(\.part|\.gone)*")
 _CHUNK = 1 << 20
 _EDITABLE = {".jinja", ".json", ".md", ".txt"}
-"""Suffixes of the files of a model that a person may write to: its card, its settings, its chat template."""
+"""Suffixes of the files of a model that a person may write to: its card, its settings, its chat
+template.
+"""
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of the run in a folder. Written by one process of a run; read by all of them."""
+    """The checkpoints of the run in a folder. Written by one process of a run;
+    read by all of them.
+    """
 
     run: Path
     """The run's folder; they lie in `checkpoints` below it."""
@@ -72,11 +77,15 @@ class Checkpoints:
         return max((step_in_name(path) for path in self._numbered()), default=0)
 
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether there is to be one after `step` of `steps` steps: after every so many, and after the last."""
+        """Whether there is to be one after `step` of `steps` steps: after every so many, and after
+        the last.
+        """
         return step % self.every == 0 or step == steps
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Keep what `write` writes to the folder that it is given as the checkpoint after `step` steps."""
+        """Keep what `write` writes to the folder that it is given as the checkpoint after `step`
+        steps.
+        """
         path = write_whole(self.folder / f"step-{step:06}", step, write)
         self._remove_all_but_the_last(step)
         return path
@@ -93,7 +102,8 @@ class Checkpoints:
                 try:
                     state = load(path)
                 except Exception as error:
-                    # Torn files raise what they like: safetensors, pickle, zip and JSON have errors of their own.
+                    # Torn files raise what they like: safetensors, pickle, zip and JSON have errors
+                    # of their own.
                     fault = _told(error)
                     if path.name not in _EARLIER or isinstance(error, MemoryError):
                         raise _unloadable(path, fault) from error
@@ -104,15 +114,17 @@ class Checkpoints:
         if passed:
             raise RunError(
                 f"No checkpoint in {self.run} is whole ({'; '.join(passed)}).",
-                "Put one back from a copy; or remove them, and the run begins at its first step again "
-                "(rollouts on record are not sampled again).",
+                "Put one back from a copy; or remove them, and the run begins at its first step"
+                " again (rollouts on record are not sampled again).",
             )
         return None
 
     def _tell(self, passed: list[str], path: Path) -> None:
         if passed:
             found = "; ".join(passed)
-            sys.stderr.write(f"hrm-agent: {self.run}: damaged checkpoint ({found}), resuming from {path.name}.\n")
+            sys.stderr.write(
+                f"hrm-agent: {self.run}: damaged checkpoint ({found}), resuming from {path.name}.\n"
+            )
 
     def _candidates(self) -> Iterator[Path]:
         """The newest first."""
@@ -127,7 +139,9 @@ class Checkpoints:
 
     def _remove_all_but_the_last(self, step: int) -> None:
         """What is newer than `step` was passed over when the run was resumed: it is taken again."""
-        kept = sorted((path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name)[-self.keep :]
+        kept = sorted(
+            (path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name
+        )[-self.keep :]
         for path in self.folder.glob("step-*"):
             if path not in kept and _OURS.fullmatch(path.name):
                 _remove(path)
@@ -143,14 +157,17 @@ def step_in_name(path: Path) -> int:
 
 
 def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """A folder that is either whole or not there: what `write` writes, with a manifest, in place of what was there."""
+    """A folder that is either whole or not there: what `write` writes, with a manifest, in place of
+    what was there.
+    """
     part = path.with_name(path.name + ".part")
     _remove(part)
     part.mkdir(parents=True)
     write(part)
     files = sorted(file for file in part.rglob("*") if file.is_file())
     listed = {
-        file.relative_to(part).as_posix(): {"bytes": file.stat().st_size, "sha256": _hash(file)} for file in files
+        file.relative_to(part).as_posix(): {"bytes": file.stat().st_size, "sha256": _hash(file)}
+        for file in files
     }
     for file in files:
         _sync(file)
@@ -164,17 +181,25 @@ def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """`RUN/model`, what a run comes to after `step` steps; not written again where it is that already.
+    """`RUN/model`, what a run comes to after `step` steps; not written again where it is that
+    already.
 
-    What is there otherwise and was not left as it was written, somebody may want: it goes under another name.
+    What is there otherwise and was not left as it was written, somebody may want: it goes under
+    another name.
     """
     path = run / "model"
     if has_model(run, step):
         return path
     if _is_changed(path):
-        aside = next(name for n in count(1) if not (name := path.with_name(f"{path.name}.before-{n}")).exists())
+        aside = next(
+            name
+            for n in count(1)
+            if not (name := path.with_name(f"{path.name}.before-{n}")).exists()
+        )
         path.rename(aside)
-        sys.stderr.write(f"hrm-agent: {path} was changed since it was written; it is {aside} now.\n")
+        sys.stderr.write(
+            f"hrm-agent: {path} was changed since it was written; it is {aside} now.\n"
+        )
     return write_whole(path, step, write)
 
 
@@ -213,7 +238,10 @@ def damage(path: Path, editable: Collection[str] = ()) -> str | None:
             if _hash(file) != entry["sha256"]:
                 return f"{name} has other contents than it was written with"
     except OSError as error:
-        return f"{Path(error.filename).name if error.filename else path.name}: {error.strerror or error}"
+        return (
+            f"{Path(error.filename).name if error.filename else path.name}:"
+            f" {error.strerror or error}"
+        )
     expected = _NAME.fullmatch(path.name)
     return "it is of another step" if expected and int(expected[1]) != manifest["step"] else None
 
@@ -243,7 +271,8 @@ def _told(error: Exception) -> str:
 
 def _unloadable(path: Path, fault: str) -> RunError:
     return RunError(
-        f"The checkpoint {path} cannot be loaded ({fault}), although its files are as they were written.",
+        f"The checkpoint {path} cannot be loaded ({fault}), although its files are as they were"
+        " written.",
         "Resume with the policy and the version of the libraries that it was made with.",
     )
 
@@ -257,9 +286,13 @@ def _hash(file: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """A folder goes under another name, which no reader looks for, before it goes away file by file."""
+    """A folder goes under another name, which no reader looks for, before it goes away file by
+    file.
+    """
     if path.is_dir() and not path.is_symlink():
-        going = path if path.name.endswith((".part", ".gone")) else path.with_name(path.name + ".gone")
+        going = (
+            path if path.name.endswith((".part", ".gone")) else path.with_name(path.name + ".gone")
+        )
         if going != path:
             shutil.rmtree(going, ignore_errors=True)
             path.rename(going)
@@ -277,8 +310,11 @@ def _sync(path: Path) -> None:
 
 
 def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
-    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as README.md."""
+    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as
+    README.md.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, max_shard_size="100TB")  # one file: a checkpoint is read back from it
+    # one file: a checkpoint is read back from it
+    model.save_pretrained(folder, max_shard_size="100TB")
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")

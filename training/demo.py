@@ -1,9 +1,10 @@
-"""The demo: a task goes in at one end, an improved policy comes out at the other, and then does something for you.
+"""The demo: a task goes in at one end, an improved policy comes out at the other, and then does
+something for you.
 
     cold start -> evaluation -> GRPO-RoC through graph, sandbox and checkpointer -> evaluation -> the hierarchical graph
 
-Everything lies in one folder. Called again on it, the demo goes on where it stood: evaluation and training find what is
-on record. It is a function of its configuration; the command line shows it.
+Everything lies in one folder. Called again on it, the demo goes on where it stood: evaluation and
+training find what is on record. It is a function of its configuration; the command line shows it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class DemoReport(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     before: dict[str, Any]
-    """Statistics on the held-out problems before training (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
+    """Statistics on the held-out problems before training
+    (`hrm_agent.training.evaluation.evaluate.Evaluation`).
+    """
     after: dict[str, Any]
-    """Statistics on the held-out problems after training (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
+    """Statistics on the held-out problems after training
+    (`hrm_agent.training.evaluation.evaluate.Evaluation`).
+    """
     steps: int
     """Optimiser steps made."""
     groups_rejected: float
@@ -74,14 +79,27 @@ class DemoReport(BaseModel):
         """For notebooks."""
         from hrm_agent.basics.markup import fragment, pairs, table
 
-        facts = [("steps", self.steps), ("answer", self.answer), ("model", self.model), ("trajectory", self.solved)]
-        return fragment(table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts))
+        facts = [
+            ("steps", self.steps),
+            ("answer", self.answer),
+            ("model", self.model),
+            ("trajectory", self.solved),
+        ]
+        return fragment(
+            table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts)
+        )
 
 
 async def demo(
-    config: DemoConfig, folder: Path, *, on_progress: OnProgress | None = None, on_update: OnUpdate | None = None
+    config: DemoConfig,
+    folder: Path,
+    *,
+    on_progress: OnProgress | None = None,
+    on_update: OnUpdate | None = None,
 ) -> DemoReport:
-    """Run, or resume, the demo in `folder`. `on_update` sees the hierarchical graph node by node."""
+    """Run, or resume, the demo in `folder`.
+    `on_update` sees the hierarchical graph node by node.
+    """
     tell = on_progress or (lambda stage, done, of, facts: None)
     start = _cold_start(folder, tell) if config.from_scratch else config.train.policy
     training = fit(config.train.model_copy(update={"policy": start}))
@@ -126,7 +144,11 @@ def _cold_start(folder: Path, tell: OnProgress) -> str:
 
 
 async def _evaluate(
-    policy: str, stage: Literal["before", "after"], config: DemoConfig, folder: Path, tell: OnProgress
+    policy: str,
+    stage: Literal["before", "after"],
+    config: DemoConfig,
+    folder: Path,
+    tell: OnProgress,
 ) -> Evaluation:
     done: list[Trajectory] = []
 
@@ -135,7 +157,9 @@ async def _evaluate(
         tell(stage, len(done), config.eval_problems, {})
 
     shared = (
-        GraphSettings.model_fields.keys() | RolloutSettings.model_fields.keys() | {"tasks", "rewards", "store", "seed"}
+        GraphSettings.model_fields.keys()
+        | RolloutSettings.model_fields.keys()
+        | {"tasks", "rewards", "store", "seed"}
     )
     asked = CollectConfig(
         policy=policy,
@@ -146,15 +170,25 @@ async def _evaluate(
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
 
 
-async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
+async def _solve(
+    policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None
+) -> Trajectory:
     task = TaskRef(id="demo", family="demo", prompt=config.problem)
-    settings = RunSettings(temperature=0, isolation=config.train.isolation, environment=config.train.environment)
+    settings = RunSettings(
+        temperature=0, isolation=config.train.isolation, environment=config.train.environment
+    )
     async with open_run(folder, policy, settings, store=config.train.store) as runner:
-        return await runner.run(Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update)
+        return await runner.run(
+            Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update
+        )
 
 
 def _report(
-    before: Evaluation, after: Evaluation, rows: list[dict[str, Any]], solved: Trajectory, model: Path
+    before: Evaluation,
+    after: Evaluation,
+    rows: list[dict[str, Any]],
+    solved: Trajectory,
+    model: Path,
 ) -> DemoReport:
     phases = ("rollout", "reward", "select", "update")
     planners = {call.identity.task_id for call in solved.calls if call.identity.node == "plan"}
@@ -162,8 +196,11 @@ def _report(
         before=asdict(before),
         after=asdict(after),
         steps=len(rows),
-        groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows) / max(1, len(rows)),
-        cpu_seconds={phase: sum(row.get(f"{phase}_cpu_seconds") or 0.0 for row in rows) for phase in phases},
+        groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows)
+        / max(1, len(rows)),
+        cpu_seconds={
+            phase: sum(row.get(f"{phase}_cpu_seconds") or 0.0 for row in rows) for phase in phases
+        },
         solved=solved.id,
         answer=solved.answer or "",
         rounds=len(planners),

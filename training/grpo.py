@@ -1,18 +1,23 @@
-"""Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
+"""Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv
+2508.20722, section 3).
 
-A step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, update, publish.
-Four parts do it, and `train` below joins them: a `TaskSource` draws tasks and goes from stage to stage; a `Collector`
-rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
+A step: draw prompts, roll out a group of episodes for each through the graph, verify, select,
+credit, update, publish. Four parts do it, and `train` below joins them: a `TaskSource` draws tasks
+and goes from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and
+engine; a `Keeper` has the run's folder.
 
-Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in a
-checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
-tokens (the noise of a call is a function of its place, not of time), and since an on-policy step takes its own
-log-probs as the old ones, the update depends on the tokens alone. So a run whose newest checkpoint is damaged takes the
-steps since the one before again, from the rollouts on record, to the same weights; and `train` with more steps than a
-run has taken continues it, to the weights of a run that was begun with so many, if the learning rates agree.
+Kill it anywhere. Every model and tool call of the step under way is on record, and the weights
+before it are in a checkpoint: `train` called again on the same folder takes up the step where it
+stood. With one seed it samples the same tokens (the noise of a call is a function of its place, not
+of time), and since an on-policy step takes its own log-probs as the old ones, the update depends on
+the tokens alone. So a run whose newest checkpoint is damaged takes the steps since the one before
+again, from the rollouts on record, to the same weights; and `train` with more steps than a run has
+taken continues it, to the weights of a run that was begun with so many, if the learning rates
+agree.
 
-With `versions_behind` rollouts of coming steps are under way while a step is taken (`hrm_agent.training.rollout.ahead`). Which
-weights sample a token is then a matter of time, so two such runs differ; what is on record is trained on as it is.
+With `versions_behind` rollouts of coming steps are under way while a step is taken
+(`hrm_agent.training.rollout.ahead`). Which weights sample a token is then a matter of time, so two
+such runs differ; what is on record is trained on as it is.
 """
 
 from __future__ import annotations
@@ -60,7 +65,13 @@ from hrm_agent.training.select.verdicts import (
 )
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.sources import keep_sources
-from hrm_agent.training.update.batch import ForwardName, MicroBatch, build_batches, left_out, split_kept
+from hrm_agent.training.update.batch import (
+    ForwardName,
+    MicroBatch,
+    build_batches,
+    left_out,
+    split_kept,
+)
 from hrm_agent.training.update.difference_bound import refuse_difference
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.workers.pool import opened_workers, refuse_unsendable
@@ -81,12 +92,15 @@ async def train(
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model.
 
-    In one of several processes, take part in the training that the first of them leads (`optim.sharding`). What the
-    configuration leaves to the model follows from its policy.
+    In one of several processes, take part in the training that the first of them leads
+    (`optim.sharding`). What the configuration leaves to the model follows from its policy.
     """
     config = fit(config)
     if config.source:
-        raise ValueError("runs on record are learned from by `hrm_agent.training.records.offline.train_on_record`")
+        raise ValueError(
+            "runs on record are learned from by"
+            " `hrm_agent.training.records.offline.train_on_record`"
+        )
     with several_ranks(config) as ranks:
         if ranks is not None and not ranks.leads:
             await follow(ranks)
@@ -105,11 +119,18 @@ async def _train(
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
     config = with_bound(config)
-    learner = Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
+    learner = (
+        Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
+    )
     async with (
         _opened_engine(learner) as engine,
         open_run(
-            folder, learner.name, config, store=config.store, backend=engine, allow=config.allowed_types
+            folder,
+            learner.name,
+            config,
+            store=config.store,
+            backend=engine,
+            allow=config.allowed_types,
         ) as runner,
         scoring_by(
             config,
@@ -133,12 +154,20 @@ async def _train(
             if ranks is None or config.engines.engine == "vllm"
             else opened_ranks(ranks, runner, config, draw=draw)
         )
-        collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)
-        thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="learner")) if behind else None
+        collector = Collector(
+            runner, run_id, folder, config, workers=workers, on_rollout=on_rollout
+        )
+        thread = (
+            stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="learner"))
+            if behind
+            else None
+        )
         under_way = await stack.enter_async_context(StepsUnderWay(collector))
         write = runner.store.journal.write_overlays
         carry_over = CarryOver(runner.store, run_id, folder, collector, source, score)
-        run = _SamplingRun(run_id, source, learner, keeper, score, write, collector, under_way, carry_over, thread)
+        run = _SamplingRun(
+            run_id, source, learner, keeper, score, write, collector, under_way, carry_over, thread
+        )
         while source.goes_on(learner.version):
             if (stage := source.entered(learner.version)) is not None:
                 await run.begin(stage)
@@ -182,7 +211,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun(ABC):
-    """The parts of a run, and how they take a step together. Where its rollouts come from, a subclass says."""
+    """The parts of a run, and how they take a step together. Where its rollouts come from, a
+    subclass says.
+    """
 
     run_id: str
     """Its name, in overlays."""
@@ -213,23 +244,40 @@ class TrainingRun(ABC):
             self.write_overlays(verdicts)
             learner = self.learner
             batches = mini_batches(
-                everyone, verdicts, config, forward=learner.forward, ranks=learner.accelerator.num_processes
+                everyone,
+                verdicts,
+                config,
+                forward=learner.forward,
+                ranks=learner.accelerator.num_processes,
             )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
         found |= (
-            left_out(rollouts, overlays) | rollout_metrics(rollouts, overlays) | _pool_metrics(plan, rollouts, found)
+            left_out(rollouts, overlays)
+            | rollout_metrics(rollouts, overlays)
+            | _pool_metrics(plan, rollouts, found)
         )
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
         found |= {"rollout/cut_off": float(settled.cut_off), **carried.metrics}
-        row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
+        row = {
+            "step": plan.step,
+            "stage": plan.stage,
+            **found,
+            **explained(update, found),
+            **evaluated,
+        }
         if engines := self.learner.engine_metrics():
             row["engines"] = engines
         mastered = float(len(self.source.progress.mastered))
-        return {**row, "select/mastered": mastered, "roles": roles_of_step(everyone, verdicts), **phases.seconds()}
+        return {
+            **row,
+            "select/mastered": mastered,
+            "roles": roles_of_step(everyone, verdicts),
+            **phases.seconds(),
+        }
 
     @abstractmethod
     async def settled(self, plan: StepPlan) -> Settled:
@@ -266,7 +314,9 @@ class _SamplingRun(TrainingRun):
             self.source.leave_out([problem for problem, each in right.items() if all(each)])
 
     async def settled(self, plan: StepPlan) -> Settled:
-        """The groups of a step. Where rejected ones are replaced, each is scored and judged as it ends."""
+        """The groups of a step. Where rejected ones are replaced, each is scored and judged as it
+        ends.
+        """
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
         cut_off = 0
@@ -292,17 +342,21 @@ class _SamplingRun(TrainingRun):
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
-        return Settled([] if refill else everyone, everyone if refill else [], judged, cut_off, carried)
+        return Settled(
+            [] if refill else everyone, everyone if refill else [], judged, cut_off, carried
+        )
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way.
+        """Metrics of the step's update, and in what share of its time rollouts of coming steps were
+        under way.
 
         Raises `ModelError` where what sampled the step was another policy.
         """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
         limit = self.source.config.loss.engine_difference_limit
-        if limit is not None or not self.source.config.adapter.lora_dropout:  # its draws part the trainer from engines
+        # its draws part the trainer from engines
+        if limit is not None or not self.source.config.adapter.lora_dropout:
             refuse_difference(metrics, self.learner.formats(), limit)
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
@@ -318,7 +372,10 @@ class _SamplingRun(TrainingRun):
         async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
         await asyncio.to_thread(self.learner.vouch)
-        return [each[-1] for each in await self.score([each for group in groups for each in group.attempts])]
+        return [
+            each[-1]
+            for each in await self.score([each for group in groups for each in group.attempts])
+        ]
 
     async def evaluated(self, config: GrpoConfig) -> Row:
         """Accuracy on held-out problems, where an evaluation is due; the best weights are kept."""
@@ -329,13 +386,18 @@ class _SamplingRun(TrainingRun):
         correct = fmean(float(is_positive(outcome_of(each))) for each in rollouts)
         if self.source.progress.evaluated(taken, correct):
             await self.apart(self.keeper.best)
-        return {"eval/correct": correct, "eval/best": max(found for _, found in self.source.progress.evaluations)}
+        return {
+            "eval/correct": correct,
+            "eval/best": max(found for _, found in self.source.progress.evaluations),
+        }
 
 
 def _right_by_problem(rollouts: Sequence[Trajectory]) -> dict[str, list[bool]]:
     found: dict[str, list[bool]] = {}
     for each in rollouts:
-        found.setdefault(key_of(each.task.family, each.task.id), []).append(is_positive(outcome_of(each)))
+        found.setdefault(key_of(each.task.family, each.task.id), []).append(
+            is_positive(outcome_of(each))
+        )
     return found
 
 
@@ -357,9 +419,11 @@ def mini_batches(
     forward: ForwardName,
     ranks: int = 1,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimiser step of a batch; a part in which no token is trained has none.
+    """The micro-batches of each optimiser step of a batch; a part in which no token is trained has
+    none.
 
-    Smaller ones than configured where there would be fewer than `ranks`, which compute them side by side.
+    Smaller ones than configured where there would be fewer than `ranks`, which compute them side by
+    side.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """

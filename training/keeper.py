@@ -1,4 +1,5 @@
-"""What a training keeps in its folder: metrics, checkpoints with all that the next step depends on, and its models.
+"""What a training keeps in its folder: metrics, checkpoints with all that the next step depends on,
+and its models.
 
 RUN/metrics.jsonl                   a row a step
 RUN/checkpoints/step-000012/        weights, optimiser, and how far the run has come
@@ -25,7 +26,9 @@ __all__ = ["Keeper"]
 
 _STATE = "state.json"
 _SCHEDULE = "schedule.json"
-"""How many steps the run is to take. A checkpoint says so, too, but steps after it may be those of a longer run."""
+"""How many steps the run is to take. A checkpoint says so, too, but steps after it may be those of
+a longer run.
+"""
 
 
 class Keeper:
@@ -38,10 +41,11 @@ class Keeper:
     def restore(self, with_rollouts: Callable[[], int] = lambda: 0) -> RunProgress:
         """Go on from the newest whole checkpoint, if there is one; how far the run has come.
 
-        `with_rollouts`: how many steps are behind the newest rollouts on record, which are not sampled again. Runs of
-        earlier versions drew their tasks from one block of all of them, and go on so (a `mix:` of tasks does not: they
-        drew from it in another way): `config` says it. Raises `RunError` where no checkpoint is whole, or where the
-        steps that were taken are not the first of those that are asked for now.
+        `with_rollouts`: how many steps are behind the newest rollouts on record, which are not
+        sampled again. Runs of earlier versions drew their tasks from one block of all of them, and
+        go on so (a `mix:` of tasks does not: they drew from it in another way): `config` says it.
+        Raises `RunError` where no checkpoint is whole, or where the steps that were taken are not
+        the first of those that are asked for now.
         """
         checkpoints, config = self._checkpoints, self.config
         state = checkpoints.restore(self._read)
@@ -50,7 +54,9 @@ class Keeper:
         if before != config.steps:
             taken = max(version, checkpoints.newest_step, with_rollouts())
             optim = config.optim
-            now = Schedule(config.steps, optim.warmup_steps, optim.cooldown, optim.fall, optim.least_rate)
+            now = Schedule(
+                config.steps, optim.warmup_steps, optim.cooldown, optim.fall, optim.least_rate
+            )
             refuse_other_course(now, before, taken, self.folder)
         with replacing(self.folder / _SCHEDULE) as part:
             part.write_text(json.dumps({"steps": config.steps}), encoding="utf-8")
@@ -59,7 +65,11 @@ class Keeper:
         block = int(state.get("shuffle_block", config.steps * config.rollout.prompts_per_step))
         self.config = config.but(on_record=True, shuffle_block=block)
         drawn = version * config.rollout.prompts_per_step
-        return RunProgress.model_validate(state["progress"]) if "progress" in state else RunProgress(cursor=drawn)
+        return (
+            RunProgress.model_validate(state["progress"])
+            if "progress" in state
+            else RunProgress(cursor=drawn)
+        )
 
     def keep(self, row: Row, progress: RunProgress) -> None:
         """Append the row of a step, and save a checkpoint where one is due."""
@@ -80,17 +90,21 @@ class Keeper:
         return write_whole(self.folder / "best", self._learner.version, self._learner.save)
 
     def end(self) -> Path:
-        """The folder of the trained model, written where it is not there. Raises `RunError` where no step that had
-        something to learn from could be taken.
+        """The folder of the trained model, written where it is not there. Raises `RunError` where
+        no step that had something to learn from could be taken.
         """
         skipped = self._learner.skipped
-        skipped.taken_before = any(row.get("stepped") for row in read_metrics(self.folder / METRICS_FILE))
+        skipped.taken_before = any(
+            row.get("stepped") for row in read_metrics(self.folder / METRICS_FILE)
+        )
         skipped.end()
         return keep_model(self.folder, self._learner.version, self._learner.save)
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder, keep=self.config.keep.checkpoints, every=self.config.keep.checkpoint_every)
+        return Checkpoints(
+            self.folder, keep=self.config.keep.checkpoints, every=self.config.keep.checkpoint_every
+        )
 
     def _write(self, folder: Path, progress: RunProgress) -> None:
         config = self.config
@@ -110,6 +124,8 @@ class Keeper:
 
 
 def _steps_before(run: Path) -> int | None:
-    """`steps` of the run when it was last resumed; None for a new run, or one of an earlier version."""
+    """`steps` of the run when it was last resumed; None for a new run, or one of an earlier
+    version.
+    """
     text = read_whole(run / _SCHEDULE)
     return int(json.loads(text)["steps"]) if text is not None else None

@@ -1,9 +1,11 @@
 """What a run writes down while it goes on: one row a step, with the time that each phase took.
 
-A row is appended before the checkpoint of its step. Where a run goes on from a checkpoint, the steps after it are taken
-again and their old rows are dropped, so that the file never holds a step twice.
+A row is appended before the checkpoint of its step. Where a run goes on from a checkpoint, the
+steps after it are taken again and their old rows are dropped, so that the file never holds a step
+twice.
 
-Whoever reads the file reads its lines by `parse_row`, and names what stands in tables within a row by `flattened`.
+Whoever reads the file reads its lines by `parse_row`, and names what stands in tables within a row
+by `flattened`.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ def parse_row(line: str | bytes) -> Row | None:
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row but its step, by name: those of a role are `roles/ROLE/NAME`. Text and nan are left out."""
+    """The numbers of a row but its step, by name: those of a role are `roles/ROLE/NAME`. Text and
+    nan are left out.
+    """
     named = {name: _number(value) for name, value in flattened(row).items() if name != "step"}
     return {name: value for name, value in named.items() if math.isfinite(value)}
 
@@ -109,11 +113,15 @@ def _number(value: Any) -> float:
 
 
 class Phases:
-    """Wall-clock and CPU seconds by phase; the CPU time of child processes (the sandbox) is included."""
+    """Wall-clock and CPU seconds by phase; the CPU time of child processes (the sandbox) is
+    included.
+    """
 
     def __init__(self, *names: str) -> None:
         """`names`: phases that are told even if they do not come."""
-        self._spent = {f"{name}{kind}": 0.0 for name in names for kind in ("_seconds", "_cpu_seconds")}
+        self._spent = {
+            f"{name}{kind}": 0.0 for name in names for kind in ("_seconds", "_cpu_seconds")
+        }
 
     @contextmanager
     def __call__(self, name: str) -> Generator[None]:
@@ -130,7 +138,9 @@ class Phases:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process, its threads, its living children, and those children's dead ones."""
+    """CPU time of this process, its threads, its living children,
+    and those children's dead ones.
+    """
     total = time.process_time()
     for child in psutil.Process().children(recursive=True):
         try:

@@ -1,16 +1,18 @@
 """Supervised fine-tuning on conversations: the cold start before reinforcement learning.
 
-A conversation is cut into tokens by the codec, turn by turn, exactly as a rollout is: the prompt is encoded once, each
-answer is appended, and after it only what the chat template inserts. So the policy is trained on sequences as it will
-meet them, and on its own turns alone (their end-of-turn tokens included). If the template rewrites earlier turns, the
-conversation continues as a second example, as a rollout continues with a new root.
+A conversation is cut into tokens by the codec, turn by turn, exactly as a rollout is: the prompt is
+encoded once, each answer is appended, and after it only what the chat template inserts. So the
+policy is trained on sequences as it will meet them, and on its own turns alone (their end-of-turn
+tokens included). If the template rewrites earlier turns, the conversation continues as a second
+example, as a rollout continues with a new root.
 
-One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the batch's trained
-tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length, side by side;
-or they are packed, one conversation after the other in one sequence, in which each sees itself alone.
-On one thread of one machine the weights are a function of the seed, to the bit. The batch, the learning rate and the
-dropout of a step follow from its number; weights, optimisers and the running mean are in the checkpoint. So a run that
-is resumed, however it ended, comes to the same weights as one that was never interrupted.
+One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the
+batch's trained tokens, in all micro-batches and processes together. Micro-batches hold
+conversations of similar length, side by side; or they are packed, one conversation after the other
+in one sequence, in which each sees itself alone. On one thread of one machine the weights are a
+function of the seed, to the bit. The batch, the learning rate and the dropout of a step follow from
+its number; weights, optimisers and the running mean are in the checkpoint. So a run that is
+resumed, however it ended, comes to the same weights as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -85,13 +87,15 @@ def train_sft(
     adapter: Adapter | None = None,
     progress: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come.
+    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines
+    as they come.
 
-    With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are those of the steps
-    that are taken now. Raises `RunError` where the checkpoints are of other conversations, or the steps that were taken
-    are not the first of those that are asked for now, and where no step could be taken. A step whose gradient is not
-    finite is left out, and its row says so: `stepped` is 0. `adapter` is what is trained in the model, if not all.
-    What the configuration leaves to the model follows from it here.
+    With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are
+    those of the steps that are taken now. Raises `RunError` where the checkpoints are of other
+    conversations, or the steps that were taken are not the first of those that are asked for now,
+    and where no step could be taken. A step whose gradient is not finite is left out, and its row
+    says so: `stepped` is 0. `adapter` is what is trained in the model, if not all. What the
+    configuration leaves to the model follows from it here.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     config = _fitted(config, model, adapter, len(conversations))
@@ -99,21 +103,31 @@ def train_sft(
     batch_size = decided(config.batch_size, "batch_size")
     if batch_size < accelerator.num_processes:
         raise ConfigError(
-            f"A batch of {batch_size} conversations cannot be shared by {accelerator.num_processes} processes.",
+            f"A batch of {batch_size} conversations cannot be shared by {accelerator.num_processes}"
+            " processes.",
             f"Set batch_size to {accelerator.num_processes} or more.",
         )
-    examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
+    examples = [
+        example for conversation in conversations for example in tokenize(conversation, codec)
+    ]
     if config.forward == "packed":
-        examples = [example for example in examples if any(example.mask[1:])]  # nothing is asked of the others
+        # nothing is asked of the others
+        examples = [example for example in examples if any(example.mask[1:])]
     if not examples:
-        raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
+        raise TaskError(
+            "No conversation holds an answer to learn from.", "Add one with an assistant message."
+        )
     course = _Course(model, config, examples, accelerator, adapter)
     taken = checkpoints.restore(course.read) if checkpoints is not None else None
     if checkpoints is not None and taken is not None:
         course.refuse_another(taken, checkpoints)
     start = int(taken["step"]) if taken is not None else 0
     main = accelerator.is_main_process
-    log = MetricsLog(metrics_path, before_step=start + 1) if main and metrics_path is not None else None
+    log = (
+        MetricsLog(metrics_path, before_step=start + 1)
+        if main and metrics_path is not None
+        else None
+    )
     rows: list[Metrics] = []
     batches = _batches(examples, steps, batch_size, config.seed)
     for step, batch in islice(enumerate(batches, start=1), start, None):
@@ -130,10 +144,14 @@ def train_sft(
     return rows
 
 
-def _fitted(config: SftConfig, model: PreTrainedModel, adapter: Adapter | None, conversations: int) -> SftConfig:
+def _fitted(
+    config: SftConfig, model: PreTrainedModel, adapter: Adapter | None, conversations: int
+) -> SftConfig:
     if not left_open(config):
         return config
-    fitted = fit_sft(config, facts_of_loaded(model), adapter=adapter is not None, conversations=conversations)
+    fitted = fit_sft(
+        config, facts_of_loaded(model), adapter=adapter is not None, conversations=conversations
+    )
     return with_values(config, fitted.values)
 
 
@@ -182,7 +200,9 @@ class _Course:
         share = self._schedule.share(step - 1)
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate * share
-        with dropout_seed(derive_seed(config.seed, "dropout", step, self._accelerator.process_index)):
+        with dropout_seed(
+            derive_seed(config.seed, "dropout", step, self._accelerator.process_index)
+        ):
             row = gradient_of_batch(self._accelerator, self._wrapped, batch, config)
         norm = torch.tensor(row["grad_norm"])
         stepped = step_if_finite(self._model, self._optimizers, norm, self._accelerator)
@@ -203,7 +223,9 @@ class _Course:
         """Everything that the next step depends on, and what tells whether a run is this one."""
         self._model.save_pretrained(folder) if self._adapter is None else self._adapter.save(folder)
         kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
-        torch.save(kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS)
+        torch.save(
+            kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS
+        )
         skipped = self._skipped
         taken = skipped.taken_before or skipped.skipped < skipped.steps
         state = {"step": step, "steps": self._steps, "examples": self._fingerprint, "taken": taken}
@@ -236,7 +258,9 @@ class _Course:
 
 
 def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
-    """The token sequences of a conversation: one, or more where the template does not leave earlier turns alone."""
+    """The token sequences of a conversation: one, or more where the template does not leave earlier
+    turns alone.
+    """
     examples: list[Example] = []
     ids: list[int] = []
     mask: list[bool] = []
@@ -261,7 +285,9 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
 def _continue(
     codec: Codec, conversation: Conversation, i: int, answered: int | None, ids: Sequence[int]
 ) -> list[int] | None:
-    """Prompt tokens between the last answer and the i-th message; None if a new sequence has to begin."""
+    """Prompt tokens between the last answer and the i-th message; None if a new sequence has to
+    begin.
+    """
     if answered is None:
         return None
     try:
@@ -277,13 +303,19 @@ def read_chats(path: Path) -> list[Conversation]:
 
     `hrm_agent.training.chat_rows` has the forms of messages, calls and tools.
 
-    An assistant message with `"weight": 0` is context: `export --format chat` marks what another row teaches.
+    An assistant message with `"weight": 0` is context: `export --format chat` marks what another
+    row teaches.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which JSON may hold
+        # splitlines() would cut at U+2028, which JSON may hold
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8: {error}.", "Write it as UTF-8.") from error
-    return [_read_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [
+        _read_chat(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
 def _read_chat(line: str, place: str) -> Conversation:
@@ -292,18 +324,26 @@ def _read_chat(line: str, place: str) -> Conversation:
         messages = convert_to_messages(written)
         conversation = Conversation(tuple(messages), tuple(tools))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages
+        # of LangChain's errors, without the link to its pages
+        first = str(error).partition("\n")[0]
         raise TaskError(
             f"{place} is not a conversation: {type(error).__name__}: {first}.",
-            'Write one JSON object per line: {"messages": [{"role": "user", "content": "..."}, ...]}',
+            'Write one JSON object per line: {"messages": [{"role": "user", "content": "..."},'
+            " ...]}",
         ) from error
     if not any(isinstance(message, AIMessage) for message in messages):
-        raise TaskError(f"{place} has no assistant message to learn from.", "Add the answer, or drop the line.")
+        raise TaskError(
+            f"{place} has no assistant message to learn from.", "Add the answer, or drop the line."
+        )
     return conversation
 
 
-def _batches(examples: Sequence[Example], steps: int, batch_size: int, seed: int) -> Iterator[list[Example]]:
-    """One batch per step, drawn from reshuffled passes over the examples; the same in every process."""
+def _batches(
+    examples: Sequence[Example], steps: int, batch_size: int, seed: int
+) -> Iterator[list[Example]]:
+    """One batch per step, drawn from reshuffled passes over the examples; the same in every
+    process.
+    """
     rng = random.Random(seed)
     order: list[int] = []
     for _ in range(steps):

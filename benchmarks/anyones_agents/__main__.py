@@ -3,15 +3,16 @@
     python -m benchmarks.anyones_agents [--only NAME ...] [--packages FOLDER] [--repositories FOLDER]
         [--lightning PYTHON] [--no-train] [--quick] [--json FILE]
 
-Agents come as packages of the registry, unchanged; the packages are installed into a temporary folder (or are in
-`--packages`). Each is a program of some lines (`agents.py`). It runs under `hrm-agent record` against a server on
-loopback that counts its requests (one that is no graph is run by `hrm-agent run`); it is captured if the record has as
-many model calls. Then the record is replayed, and `train rl` takes a step with the small policy in the model's place.
-The commands stand in the file of numbers.
+Agents come as packages of the registry, unchanged; the packages are installed into a temporary
+folder (or are in `--packages`). Each is a program of some lines (`agents.py`). It runs under
+`hrm-agent record` against a server on loopback that counts its requests (one that is no graph is
+run by `hrm-agent run`); it is captured if the record has as many model calls. Then the record is
+replayed, and `train rl` takes a step with the small policy in the model's place. The commands stand
+in the file of numbers.
 
-`--repositories`: a folder with checkouts of the repositories in `agents.py`, by their names, which are run as well.
-`--lightning`: the interpreter of an environment with agent-lightning and what the agents need; its tracer watches the
-same programs, and its spans of model calls are counted beside.
+`--repositories`: a folder with checkouts of the repositories in `agents.py`, by their names, which
+are run as well. `--lightning`: the interpreter of an environment with agent-lightning and what the
+agents need; its tracer watches the same programs, and its spans of model calls are counted beside.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ RECORD = "record --store {name}.db -- python agent_{name}.py"
 RUN = "run 6*7? --graph ./agent_{name}.py:graph --store {name}.db"
 REPLAY = "replay --check {name}.db --graph ./agent_{name}.py:graph"
 TRAIN = (
-    "train rl --graph ./agent_{name}.py:graph --tasks word_problems --rewards ./brief.py:rubric --algorithm grpo "
-    "--steps 1 --prompts-per-step 2 --group-size 4 --max-tokens 64 --out {name}-rl --json"
+    "train rl --graph ./agent_{name}.py:graph --tasks word_problems --rewards ./brief.py:rubric"
+    " --algorithm grpo --steps 1 --prompts-per-step 2 --group-size 4 --max-tokens 64 --out"
+    " {name}-rl --json"
 )
 TRACED = """
 import json, os, runpy, sys
@@ -69,7 +71,9 @@ def brief(text):
 
 rubric = Rubric([brief])
 """
-"""A rubric of one's own that tells answers apart, which a small policy does not get right in another's prompts."""
+"""A rubric of one's own that tells answers apart, which a small policy does not get right in
+another's prompts.
+"""
 
 
 class Place:
@@ -79,7 +83,11 @@ class Place:
         self.folder, self.server = folder, server
         self.kept = folder
         """Where stores and runs are written."""
-        mine = {"PYTHONPATH": f"{packages}:{PROJECT}", "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none"}
+        mine = {
+            "PYTHONPATH": f"{packages}:{PROJECT}",
+            "OPENAI_BASE_URL": server.url,
+            "OPENAI_API_KEY": "none",
+        }
         self.environment = {
             **os.environ,
             **mine,
@@ -94,12 +102,21 @@ class Place:
 
     def traced(self, python: Path, program: str) -> tuple[int, str, str]:
         """The same of a program under agent-lightning's tracer, in its environment."""
-        theirs = {**self.environment, "PYTHONPATH": self.environment["PYTHONPATH"].removesuffix(f":{PROJECT}")}
+        theirs = {
+            **self.environment,
+            "PYTHONPATH": self.environment["PYTHONPATH"].removesuffix(f":{PROJECT}"),
+        }
         return self._run([str(python), "-c", TRACED, program], theirs)
 
     def _run(self, words: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
         done = subprocess.run(
-            words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=600
+            words,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -131,14 +148,20 @@ def measured(name: str, place: Place, *, train: bool, lightning: Path | None) ->
 def measured_repository(repository: Repository, place: Place, *, train: bool) -> Row:
     """The row of an agent of a repository, which is run in its checkout."""
     name = repository.name
-    row: Row = {"agent": name, "package": f"{repository.owner}/{name} {repository.commit[:7]}", "made_by": "repository"}
+    row: Row = {
+        "agent": name,
+        "package": f"{repository.owner}/{name} {repository.commit[:7]}",
+        "made_by": "repository",
+    }
     graph, out = f"--graph {repository.graph} {repository.options}", place.kept / name
     row |= _recorded(name, f"run {repository.asked} {graph} --store {out}.db", place)
     if row["on_record"]:
         row |= _replayed(name, f"replay --check {out}.db", place)
     if train:
         command = TRAIN.format(name=name).partition(" --tasks")[2]
-        command = command.replace("./brief.py", f"{place.kept}/brief.py").replace(f"{name}-rl", f"{out}-rl")
+        command = command.replace("./brief.py", f"{place.kept}/brief.py").replace(
+            f"{name}-rl", f"{out}-rl"
+        )
         row |= _trained(name, f"train rl {graph} --tasks{command}", place)
     return row
 
@@ -146,14 +169,24 @@ def measured_repository(repository: Repository, place: Place, *, train: bool) ->
 def _recorded(name: str, command: str, place: Place) -> Row:
     before = place.server.asked
     code, _, errors = place.runs(command)
-    found: Row = {"record": command, "record_exit": code, "asked": place.server.asked - before, "on_record": 0}
+    found: Row = {
+        "record": command,
+        "record_exit": code,
+        "asked": place.server.asked - before,
+        "on_record": 0,
+    }
     path = place.kept / f"{name}.db"
     if path.exists():
         with open_store(path) as store:
             headers = store.journal.headers()
             calls = [call for header in headers for call in store.journal.with_calls(header).calls]
-            found |= {"on_record": len(calls), "trajectories": [f"{h.graph} {h.status.value}" for h in headers]}
-    return found | ({"record_says": _end(errors)} if code or found["on_record"] != found["asked"] else {})
+            found |= {
+                "on_record": len(calls),
+                "trajectories": [f"{h.graph} {h.status.value}" for h in headers],
+            }
+    return found | (
+        {"record_says": _end(errors)} if code or found["on_record"] != found["asked"] else {}
+    )
 
 
 def _replayed(name: str, whole: str, place: Place) -> Row:
@@ -169,25 +202,39 @@ def _replayed(name: str, whole: str, place: Place) -> Row:
 def _trained(name: str, command: str, place: Place) -> Row:
     before, began = place.server.asked, time.perf_counter()
     code, told, errors = place.runs(command)
-    found: Row = {"train": command, "train_exit": code, "train_seconds": round(time.perf_counter() - began, 1)}
+    found: Row = {
+        "train": command,
+        "train_exit": code,
+        "train_seconds": round(time.perf_counter() - began, 1),
+    }
     found["train_asked_the_server"] = place.server.asked - before
     metrics = place.kept / f"{name}-rl" / "metrics.jsonl"
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    steps = (
+        [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    )
     learnt = code == 0 and json.loads(told).get("nothing_learnt") is None
     return found | {"steps": len(steps), "learnt": learnt, "train_says": _end(errors)}
 
 
 def _traced(program: str, agent: Agent, python: Path, place: Place) -> Row:
-    """A runnable that is no graph is asked under the tracer as its users ask it, which its program does not."""
+    """A runnable that is no graph is asked under the tracer as its users ask it, which its program
+    does not.
+    """
     if not agent.is_graph:
         path = place.folder / program
-        path.write_text(agent.program.replace("graph.invoke({", 'graph.invoke({"input": "What is 6 times 7?", '))
+        path.write_text(
+            agent.program.replace("graph.invoke({", 'graph.invoke({"input": "What is 6 times 7?", ')
+        )
     before = place.server.asked
     code, told, errors = place.traced(python, program)
     line = next((line for line in reversed(told.splitlines()) if line.startswith("traced ")), "")
     names, said = json.loads(line.removeprefix("traced ")) if line else ([], _end(told + errors))
     seen = sum(name.startswith("openai.chat") for name in names)
-    return {"lightning_asked": place.server.asked - before, "lightning_seen": seen, "lightning_says": said or code}
+    return {
+        "lightning_asked": place.server.asked - before,
+        "lightning_seen": seen,
+        "lightning_says": said or code,
+    }
 
 
 def _end(text: str) -> str:
@@ -197,7 +244,16 @@ def _end(text: str) -> str:
 
 def installed(folder: Path) -> Path:
     """The packages, in a folder of their own."""
-    words = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(folder))
+    words = (
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+        str(folder),
+    )
     subprocess.run([sys.executable, *words, *PACKAGES], check=True)
     return folder
 
@@ -216,35 +272,72 @@ def show(rows: list[Row], known: dict[str, str]) -> None:
     table = Table("agent", "version", "captured", "replay", "first RL step", "agent-lightning")
     for row in rows:
         version = f"{row['package']} {known.get(row['package'], '')}"
-        replay = "" if "replay_exit" not in row else "same" if row["replay_exit"] == 0 else "differs"
-        step = "" if "steps" not in row else "taken" if row["learnt"] else "refused" if row["train_exit"] else "idle"
-        seen = f"{row['lightning_seen']} of {row['lightning_asked']}" if "lightning_seen" in row else ""
-        table.add_row(row["made_by"], version, f"{row['on_record']} of {row['asked']}", replay, step, seen)
+        replay = (
+            "" if "replay_exit" not in row else "same" if row["replay_exit"] == 0 else "differs"
+        )
+        step = (
+            ""
+            if "steps" not in row
+            else "taken"
+            if row["learnt"]
+            else "refused"
+            if row["train_exit"]
+            else "idle"
+        )
+        seen = (
+            f"{row['lightning_seen']} of {row['lightning_asked']}"
+            if "lightning_seen" in row
+            else ""
+        )
+        table.add_row(
+            row["made_by"], version, f"{row['on_record']} of {row['asked']}", replay, step, seen
+        )
     Console().print(table)
 
 
 def main() -> None:
     """Run the agents one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=list(AGENTS), default=list(AGENTS), help="these agents")
-    parser.add_argument("--packages", type=Path, help="folder with the packages; otherwise they are installed")
-    parser.add_argument("--repositories", type=Path, help="folder with checkouts of the repositories")
-    parser.add_argument("--lightning", type=Path, metavar="PYTHON", help="interpreter that has agent-lightning")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=list(AGENTS), default=list(AGENTS), help="these agents"
+    )
+    parser.add_argument(
+        "--packages", type=Path, help="folder with the packages; otherwise they are installed"
+    )
+    parser.add_argument(
+        "--repositories", type=Path, help="folder with checkouts of the repositories"
+    )
+    parser.add_argument(
+        "--lightning", type=Path, metavar="PYTHON", help="interpreter that has agent-lightning"
+    )
     parser.add_argument("--no-train", action="store_true", help="no step of reinforcement learning")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--quick", action="store_true", help="agents that need no other package, untrained")
+    parser.add_argument(
+        "--quick", action="store_true", help="agents that need no other package, untrained"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.only, arguments.no_train, arguments.packages = ["react", "functional"], True, PROJECT
+        arguments.only, arguments.no_train, arguments.packages = (
+            ["react", "functional"],
+            True,
+            PROJECT,
+        )
     with tempfile.TemporaryDirectory() as folder, serving() as server:
         packages = arguments.packages or installed(Path(folder) / "packages")
         (programs := Path(folder) / "programs").mkdir()
         (programs / "brief.py").write_text(RUBRIC)
         place = Place(programs, packages.absolute(), server)
         train = not arguments.no_train
-        rows = [measured(name, place, train=train, lightning=arguments.lightning) for name in arguments.only]
+        rows = [
+            measured(name, place, train=train, lightning=arguments.lightning)
+            for name in arguments.only
+        ]
         for repository in REPOSITORIES if arguments.repositories else ():
-            inside = Checkout(arguments.repositories.absolute() / repository.name, repository, place)
+            inside = Checkout(
+                arguments.repositories.absolute() / repository.name, repository, place
+            )
             rows.append(measured_repository(repository, inside, train=train))
         known = versions(packages)
     show(rows, known)

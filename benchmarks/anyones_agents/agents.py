@@ -1,4 +1,5 @@
-"""Programs around agents that come as packages: what a newcomer writes, with nothing of this project in it.
+"""Programs around agents that come as packages: what a newcomer writes, with nothing of this
+project in it.
 
 `react` and `functional` need no package but those that the tests' environment has.
 """
@@ -41,7 +42,9 @@ PACKAGES = (
     "typing-inspect==0.9.0",
     "mypy-extensions==1.2.0",
 )
-"""Installed without what they ask for, which is in the environment: those that fit its version of langchain-core."""
+"""Installed without what they ask for, which is in the environment: those that fit its version of
+langchain-core.
+"""
 
 _HEAD = '''
 from langchain_openai import ChatOpenAI

@@ -68,7 +68,9 @@ def _answer(body: Json, number: int) -> Json:
     """A call of the tool that comes first by `_wanted`, if it has not been called; else a text."""
     messages: list[Json] = body["messages"]
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
-    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+    called = {
+        call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
+    }
     name = _wanted(tools, called, body.get("tool_choice"))
     if name is not None:
         schema: Json = tools[name].get("parameters") or {}
@@ -76,22 +78,31 @@ def _answer(body: Json, number: int) -> Json:
         call = {"index": 0, "id": f"call_{number}", "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     text = "The answer is 42."
-    if "python code" in str(messages[0]["content"]).lower() and not any(m["role"] == "assistant" for m in messages):
+    if "python code" in str(messages[0]["content"]).lower() and not any(
+        m["role"] == "assistant" for m in messages
+    ):
         text = "```python\nprint(multiply(6, 7))\n```"
-    if "let's first understand the problem and devise a plan" in str(messages[0]["content"]).lower():
+    if (
+        "let's first understand the problem and devise a plan"
+        in str(messages[0]["content"]).lower()
+    ):
         text = "Plan:\n1. Multiply 6 by 7.\n<END_OF_PLAN>"
     return {"role": "assistant", "content": text}
 
 
 def _wanted(tools: Iterable[str], called: set[str], choice: Any) -> str | None:
-    """Handing on comes first, then sums, then what is left where nothing was called, or a call is demanded."""
+    """Handing on comes first, then sums, then what is left where nothing was called, or a call is
+    demanded.
+    """
     if isinstance(choice, dict):
         return str(choice["function"]["name"])
     fresh = [name for name in tools if name not in called]
     order = [name for name in fresh if name.startswith("transfer_to_")]
     order += [name for name in fresh if name in {"multiply", "task"}]
     if not called or choice in ("required", "any"):
-        order += [name for name in fresh if name not in LAST_RESORT] + [name for name in tools if name in LAST_RESORT]
+        order += [name for name in fresh if name not in LAST_RESORT] + [
+            name for name in tools if name in LAST_RESORT
+        ]
     return order[0] if order else None
 
 
@@ -110,8 +121,19 @@ def _instance(schema: Json, root: Json) -> Any:
     kind = schema.get("type", "object")
     if kind == "object":
         fields: Json = schema.get("properties") or {}
-        return {name: _named(name, fields[name], root) for name in schema.get("required", ()) if name in fields}
-    return {"integer": 6, "number": 6.0, "boolean": False, "array": [], "string": "text", "null": None}.get(kind)
+        return {
+            name: _named(name, fields[name], root)
+            for name in schema.get("required", ())
+            if name in fields
+        }
+    return {
+        "integer": 6,
+        "number": 6.0,
+        "boolean": False,
+        "array": [],
+        "string": "text",
+        "null": None,
+    }.get(kind)
 
 
 def _named(name: str, schema: Json, root: Json) -> Any:
@@ -131,6 +153,9 @@ def _whole(message: Json) -> Json:
 
 def _events(message: Json) -> Generator[str]:
     reason = "tool_calls" if "tool_calls" in message else "stop"
-    for choice in ({"delta": message, "finish_reason": None}, {"delta": {}, "finish_reason": reason}):
+    for choice in (
+        {"delta": message, "finish_reason": None},
+        {"delta": {}, "finish_reason": reason},
+    ):
         yield f"data: {json.dumps({**_shell('chat.completion.chunk', choice), 'usage': None})}\n\n"
     yield "data: [DONE]\n\n"

@@ -1,1 +1,3 @@
-"""Our chunks beside other libraries' and beside the tokenizer alone: `python -m benchmarks.chunking`."""
+"""Our chunks beside other libraries' and beside the tokenizer alone:
+`python -m benchmarks.chunking`.
+"""

@@ -2,13 +2,15 @@
 
     python -m benchmarks.chunking [--megabytes 0.5] [--fuzz 10000] [--quick] [--json FILE]
 
-`passes` is the CPU time of a way of cutting over that of counting the same text's tokens once with the same tokenizer,
-which is the floor; libraries count with it too. Chunks of 512 tokens, 15 % overlap, on the docstrings of numpy,
-langchain-core and langgraph. tiktoken's vocabularies are measured where they are on disk (TIKTOKEN_CACHE_DIR).
+`passes` is the CPU time of a way of cutting over that of counting the same text's tokens once with
+the same tokenizer, which is the floor; libraries count with it too. Chunks of 512 tokens, 15 %
+overlap, on the docstrings of numpy, langchain-core and langgraph. tiktoken's vocabularies are
+measured where they are on disk (TIKTOKEN_CACHE_DIR).
 
-`pairs with 10-20 %`: neighbours that share as many tokens, of the limit; libraries' wrong spans are mended for it.
-`fuzz`: texts of everything that Unicode joins, hides or reserves, over all strategies and tokenizers, with overlap and
-without, checked from outside. `Pk`: how well topic boundaries are found (`benchmarks.chunking.segments`).
+`pairs with 10-20 %`: neighbours that share as many tokens, of the limit; libraries' wrong spans are
+mended for it. `fuzz`: texts of everything that Unicode joins, hides or reserves, over all
+strategies and tokenizers, with overlap and without, checked from outside. `Pk`: how well topic
+boundaries are found (`benchmarks.chunking.segments`).
 """
 
 from __future__ import annotations
@@ -37,12 +39,21 @@ from hrm_agent.retrieval.chunking.libraries import LIBRARIES
 
 _PAGES = Path(__file__).parents[2] / "docs"
 _SIZES = (24, 48, 64, 128)
-"""Limits in tokens that fuzz texts are cut to; the smallest holds any one code point of any tokenizer."""
+"""Limits in tokens that fuzz texts are cut to; the smallest holds any one code point of any
+tokenizer.
+"""
 
 
 def speed(text: str, known: dict[str, Tokenizer]) -> list[Row]:
-    compared = {"pieces", "tiktoken cl100k_base" if "tiktoken cl100k_base" in known else "tokenizers, byte pairs"}
-    ways = [(called, name) for called in known for name in (*STRATEGIES, *(LIBRARIES if called in compared else ()))]
+    compared = {
+        "pieces",
+        "tiktoken cl100k_base" if "tiktoken cl100k_base" in known else "tokenizers, byte pairs",
+    }
+    ways = [
+        (called, name)
+        for called in known
+        for name in (*STRATEGIES, *(LIBRARIES if called in compared else ()))
+    ]
     return [{"tokenizer": called, **measured(text, name, known[called])} for called, name in ways]
 
 
@@ -55,7 +66,9 @@ def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
     few = min(count, 300)
     for name in LIBRARIES:
         for label, overlap in (("without overlap", 0.0), ("with overlap", 0.15)):
-            right = sum(_library_is_right(seed, name, known["pieces"], overlap) for seed in range(few))
+            right = sum(
+                _library_is_right(seed, name, known["pieces"], overlap) for seed in range(few)
+            )
             rows.append({"way": name, "overlap": label, "texts": few, "right": right})
     return rows
 
@@ -63,9 +76,14 @@ def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
 def _is_right(seed: int, known: Sequence[Tokenizer], overlaps: Sequence[float]) -> bool:
     """Strategies and tokenizers take turns, so that each pair of them gets its share."""
     text, rng = fuzz_text(seed), random.Random(seed)
-    strategy, tokenizer = [*STRATEGIES][seed % len(STRATEGIES)], known[seed // len(STRATEGIES) % len(known)]
+    strategy, tokenizer = (
+        [*STRATEGIES][seed % len(STRATEGIES)],
+        known[seed // len(STRATEGIES) % len(known)],
+    )
     size, overlap = rng.choice(_SIZES), rng.choice(overlaps)
-    return not faults(text, chunk_text(text, strategy, tokenizer, size=size, overlap=overlap), tokenizer, size)
+    return not faults(
+        text, chunk_text(text, strategy, tokenizer, size=size, overlap=overlap), tokenizer, size
+    )
 
 
 def _library_is_right(seed: int, name: str, tokenizer: Tokenizer, overlap: float) -> bool:
@@ -86,7 +104,12 @@ def without_spaces(known: dict[str, Tokenizer], size: int) -> list[Row]:
                 text = text[:100_000]  # one word is too much for these byte pairs themselves
             floor, _ = cpu(lambda: known[called].count(text))  # noqa: B023
             seconds, chunks = cpu(lambda: chunk_text(text, tokenizer=known[called]))  # noqa: B023
-            row = {"tokenizer": called, "text": repr(unit), "MB": len(text.encode()) / 1e6, "seconds": seconds}
+            row = {
+                "tokenizer": called,
+                "text": repr(unit),
+                "MB": len(text.encode()) / 1e6,
+                "seconds": seconds,
+            }
             rows.append({**row, "passes": seconds / floor, "chunks": len(chunks)})
     return rows
 
@@ -100,37 +123,63 @@ def topics(count: int) -> list[Row]:
     for sizes in ((5, 20), (3, 14)):
         texts = [segmented(held_out, seed, sizes) for seed in range(count)]
         label = f"{sizes[0]}-{sizes[1]} sentences"
-        rows.append({"passages": label, "way": "no boundary", **_scored(texts, [[] for _ in texts], 0.0)})
+        rows.append(
+            {"passages": label, "way": "no boundary", **_scored(texts, [[] for _ in texts], 0.0)}
+        )
         seconds, found = cpu(lambda: [boundaries(given.text) for given in texts], repeats=1)  # noqa: B023
         rows.append({"passages": label, "way": "words", **_scored(texts, found, seconds)})
         if find_spec("wordllama"):
             from hrm_agent.retrieval.embeddings import StaticEmbeddings
 
             static = StaticEmbeddings()
-            seconds, found = cpu(lambda: [boundaries(given.text, static) for given in texts], repeats=1)  # noqa: B023
-            rows.append({"passages": label, "way": "static vectors", **_scored(texts, found, seconds)})
+            seconds, found = cpu(
+                lambda: [boundaries(given.text, static) for given in texts],  # noqa: B023
+                repeats=1,
+            )
+            rows.append(
+                {"passages": label, "way": "static vectors", **_scored(texts, found, seconds)}
+            )
     return rows
 
 
 def _scored(texts: Sequence[Segmented], found: Sequence[Sequence[int]], seconds: float) -> Row:
-    return {"Pk": fmean(pk(text, places) for text, places in zip(texts, found, strict=True)), "CPU s": seconds}
+    return {
+        "Pk": fmean(pk(text, places) for text, places in zip(texts, found, strict=True)),
+        "CPU s": seconds,
+    }
 
 
 def goals(speeds: list[Row], fuzz: list[Row], spaces: list[Row], found: list[Row]) -> list[Row]:
     rows: list[Row] = []
     for called in dict.fromkeys(row["tokenizer"] for row in speeds):
-        ours = [row for row in speeds if row["tokenizer"] == called and not row.get("library", True)]
+        ours = [
+            row for row in speeds if row["tokenizer"] == called and not row.get("library", True)
+        ]
         default = next(row for row in ours if row["way"] == "recursive")
         rows.append(_goal(f"{called}: passes of `recursive`", default["passes"], "<=", 2.0))
-        least = min(row["pairs with 10-20 %"] for row in ours if row["way"] in ("sliding", "recursive", "sentence"))
+        least = min(
+            row["pairs with 10-20 %"]
+            for row in ours
+            if row["way"] in ("sliding", "recursive", "sentence")
+        )
         rows.append(_goal(f"{called}: least share of pairs with 10-20 %", least, ">=", 0.95))
         rows.append(
-            _goal(f"{called}: wrong spans", sum(row["wrong spans"] + row["over limit"] for row in ours), "<=", 0)
+            _goal(
+                f"{called}: wrong spans",
+                sum(row["wrong spans"] + row["over limit"] for row in ours),
+                "<=",
+                0,
+            )
         )
     rows += [
-        _goal(f"fuzz texts right, {r['overlap']}", r["right"], ">=", r["texts"]) for r in fuzz if r["way"] == "ours"
+        _goal(f"fuzz texts right, {r['overlap']}", r["right"], ">=", r["texts"])
+        for r in fuzz
+        if r["way"] == "ours"
     ]
-    rows += [_goal(f"{r['tokenizer']}: passes of {r['text']} alone", r["passes"], "<=", 3.0) for r in spaces]
+    rows += [
+        _goal(f"{r['tokenizer']}: passes of {r['text']} alone", r["passes"], "<=", 3.0)
+        for r in spaces
+    ]
     bounds = {"words": 0.25, "static vectors": 0.20}
     return rows + [
         _goal(f"Pk by {r['way']}, {r['passages']}", r["Pk"], "<=", bounds[r["way"]])
@@ -149,18 +198,28 @@ def _goal(name: str, value: float, sign: str, bound: float) -> Row:
 
 
 def show(title: str, rows: list[Row]) -> None:
-    columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in ("library", "problem")]
+    columns = [
+        name
+        for name in dict.fromkeys(key for row in rows for key in row)
+        if name not in ("library", "problem")
+    ]
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         shown = (row.get(name, row.get("problem", "")) for name in columns)
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in shown))
+        table.add_row(
+            *(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in shown)
+        )
     Console(width=max(140, Console().width)).print(table)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=0.5, help="of documentation, 3 at most")
-    parser.add_argument("--fuzz", type=int, default=10_000, help="texts, each cut with overlap and without")
+    parser.add_argument(
+        "--fuzz", type=int, default=10_000, help="texts, each cut with overlap and without"
+    )
     parser.add_argument("--quick", action="store_true", help="a fifth of everything")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     return parser.parse_args()

@@ -1,4 +1,6 @@
-"""Texts that nobody would write, from a seed: what joins, what is invisible, what a library may take for a command."""
+"""Texts that nobody would write, from a seed: what joins, what is invisible, what a library may
+take for a command.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,19 @@ _MARKED = [
     "\u2581",
 ]
 _FOREIGN = [
-    *("日本語。", "नमस्ते ", "क्षि", "ﷺ", "한국", "\u1100\u1161\u11a8", "สวัสดี", "\U0001d518", "ß", "\u0130", "\u0345"),
+    *(
+        "日本語。",
+        "नमस्ते ",
+        "क्षि",
+        "ﷺ",
+        "한국",
+        "\u1100\u1161\u11a8",
+        "สวัสดี",
+        "\U0001d518",
+        "ß",
+        "\u0130",
+        "\u0345",
+    ),
     *(
         "👨‍👩‍👧‍👦",
         "👍🏽",
@@ -62,7 +76,14 @@ _JOINING = [
     "\u00a0",
 ]
 _KINDS = [_WRITTEN, _MARKED, _FOREIGN, _JOINING]
-_PLANES = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x1FFFF), (0x20000, 0x10FFFF)]
+_PLANES = [
+    (0, 0x7F),
+    (0x80, 0x7FF),
+    (0x800, 0xD7FF),
+    (0xE000, 0xFFFF),
+    (0x10000, 0x1FFFF),
+    (0x20000, 0x10FFFF),
+]
 
 
 def fuzz_text(seed: int) -> str:

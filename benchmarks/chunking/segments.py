@@ -1,9 +1,10 @@
 """Texts whose topics are known to change: passages of different documents, one after the other.
 
-Documents: the articles, the conversations and the speech of the shared corpora; this project's own pages are one more,
-as they are all about one thing. A passage is so many sentences in a row, a text ten passages, each of another document
-than the one before, joined as sentences are: nothing but the words tells where one ends. What was tuned was tuned on
-every second document; the figures are those of the others.
+Documents: the articles, the conversations and the speech of the shared corpora; this project's own
+pages are one more, as they are all about one thing. A passage is so many sentences in a row, a text
+ten passages, each of another document than the one before, joined as sentences are: nothing but the
+words tells where one ends. What was tuned was tuned on every second document; the figures are those
+of the others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from hrm_agent.retrieval.chunking.sentences import Prose
 __all__ = ["Segmented", "boundaries", "documents", "pk", "segmented"]
 
 _NOTABLE, _AROUND = 0.25, 2
-"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the deepest."""
+"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the
+deepest.
+"""
 _LEAST = 30
 """Sentences of a document that is used."""
 _PASSAGES = 10
@@ -46,10 +49,15 @@ class Segmented:
 def documents(data: Path, pages: Path) -> list[list[str]]:
     """Sentences of each document, without those of a word or two."""
     wiki = re.split(r"(?m)^ = (?=[^=])", (data / "wikitexts.md").read_text(encoding="utf-8"))
-    chats = [_said(line) for line in (data / "chatlogs.md").read_text(encoding="utf-8").splitlines()]
+    chats = [
+        _said(line) for line in (data / "chatlogs.md").read_text(encoding="utf-8").splitlines()
+    ]
     speech = (data / "state_of_the_union.md").read_text(encoding="utf-8")
     own = "\n".join(page.read_text(encoding="utf-8") for page in sorted(pages.glob("*.md")))
-    found = [[s for s in _SENTENCE.findall(text) if s.count(" ") > 3] for text in (*wiki, *chats, speech, own)]
+    found = [
+        [s for s in _SENTENCE.findall(text) if s.count(" ") > 3]
+        for text in (*wiki, *chats, speech, own)
+    ]
     return [sentences for sentences in found if len(sentences) >= _LEAST]
 
 
@@ -58,7 +66,9 @@ def _said(line: str) -> str:
     return "\n".join(ast.literal_eval(turn) for turn in turns)
 
 
-def segmented(documents: Sequence[Sequence[str]], seed: int, sizes: tuple[int, int] = (5, 20)) -> Segmented:
+def segmented(
+    documents: Sequence[Sequence[str]], seed: int, sizes: tuple[int, int] = (5, 20)
+) -> Segmented:
     """Ten passages of `sizes[0]` to `sizes[1]` sentences."""
     rng = random.Random(seed)
     text, units, changes, last = "", list[int](), list[int](), -1
@@ -79,12 +89,17 @@ def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
     if level.strength is None:
         return []
     depths = level.strength
-    deepest = sliding_window_view(np.pad(depths, _AROUND, constant_values=-np.inf), 2 * _AROUND + 1).max(axis=1)
-    return level.places[(depths == deepest) & (depths > depths.mean() + _NOTABLE * depths.std())].tolist()
+    deepest = sliding_window_view(
+        np.pad(depths, _AROUND, constant_values=-np.inf), 2 * _AROUND + 1
+    ).max(axis=1)
+    return level.places[
+        (depths == deepest) & (depths > depths.mean() + _NOTABLE * depths.std())
+    ].tolist()
 
 
 def pk(given: Segmented, found: Sequence[int]) -> float:
-    """Share of pairs of sentences half a mean passage apart that are wrongly taken for one topic, or for two.
+    """Share of pairs of sentences half a mean passage apart that are wrongly taken for one topic,
+    or for two.
 
     Beeferman, Berger and Lafferty 1999.
     """

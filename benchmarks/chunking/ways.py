@@ -29,7 +29,9 @@ _DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 
 def documentation(characters: int) -> str:
-    """English documentation: the docstrings of libraries that every install has, one after the other."""
+    """English documentation: the docstrings of libraries that every install has, one after the
+    other.
+    """
     return "\n\n".join(_docstrings())[:characters]
 
 
@@ -39,20 +41,29 @@ def _docstrings() -> Iterator[str]:
         for place in (spec and spec.submodule_search_locations) or ():
             for file in sorted(Path(place).rglob("*.py")):
                 if "tests" not in file.parts:
-                    yield from _DOCSTRING.findall(file.read_text(encoding="utf-8", errors="replace"))
+                    yield from _DOCSTRING.findall(
+                        file.read_text(encoding="utf-8", errors="replace")
+                    )
 
 
 def shared_data() -> Path | None:
     """The folder of the shared corpora; None where it is not."""
-    folder = Path(os.environ.get("HRM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "retrieval"
+    folder = (
+        Path(os.environ.get("HRM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+        / "retrieval"
+    )
     return folder if folder.is_dir() else None
 
 
 def tokenizers(text: str, folder: Path) -> dict[str, Tokenizer]:
-    """`pieces`, a vocabulary of each of two libraries learnt from the text, and what tiktoken has on disk."""
+    """`pieces`, a vocabulary of each of two libraries learnt from the text, and what tiktoken has
+    on disk.
+    """
     found = {"pieces": load_tokenizer("pieces")}
     found["tokenizers, byte pairs"] = train_tokenizer("bpe", [text], folder / "pairs.json")
-    found["sentencepiece, unigram"] = train_tokenizer("unigram", [text[:300_000]], folder / "unigram.model")
+    found["sentencepiece, unigram"] = train_tokenizer(
+        "unigram", [text[:300_000]], folder / "unigram.model"
+    )
     names = [name for name in ("cl100k_base", "o200k_base") if name in encodings_on_disk()]
     return found | {f"tiktoken {name}": load_tokenizer(f"tiktoken:{name}") for name in names}
 
@@ -67,7 +78,9 @@ def cpu(work: Callable[[], Any], repeats: int = 2) -> tuple[float, Any]:
     return best, result
 
 
-def cut(text: str, name: str, tokenizer: Tokenizer, size: int = SIZE, overlap: float = OVERLAP) -> list[Chunk]:
+def cut(
+    text: str, name: str, tokenizer: Tokenizer, size: int = SIZE, overlap: float = OVERLAP
+) -> list[Chunk]:
     way = chunk_text if name in STRATEGIES else library_chunks
     return way(text, name, tokenizer, size=size, overlap=overlap)
 
@@ -80,7 +93,9 @@ def measured(text: str, name: str, tokenizer: Tokenizer) -> Row:
         if name in STRATEGIES:
             seconds, chunks = cpu(lambda: cut(text, name, tokenizer))
         else:
-            seconds, _ = cpu(lambda: library_spans(text, name, tokenizer, size=SIZE, overlap=OVERLAP), repeats=1)
+            seconds, _ = cpu(
+                lambda: library_spans(text, name, tokenizer, size=SIZE, overlap=OVERLAP), repeats=1
+            )
             chunks = cut(text, name, tokenizer)
         after, _ = cpu(lambda: tokenizer.count(text))
     except HrmError as error:

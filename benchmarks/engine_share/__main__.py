@@ -3,18 +3,20 @@
     python -m benchmarks.engine_share [--sizes 0.5M,5M,25M,100M] [--rollouts 64] [--repeats 3] [--threads 1]
                                       [--peers PYTHON] [--json FILE] [--picture FILE]
 
-Word problems, once recorded with the shipped small policy, are had again with random networks of several sizes, whose
-answers are the recorded ones, token by token. `bare`: the in-process engine alone is given the recorded prompts, each
-conversation's next one as soon as the one before is answered. `whole`: `collect` from an empty folder to a closed
-store, with the graph `tool_loop`, checkpoints, record, and every call of the tool in the sandbox. The share is the bare
-engine's CPU seconds over those of the whole; they are those of a cgroup where one can be made, so that no process of
-the sandbox is missed. The two take turns; the median of the repeats counts.
+Word problems, once recorded with the shipped small policy, are had again with random networks of
+several sizes, whose answers are the recorded ones, token by token. `bare`: the in-process engine
+alone is given the recorded prompts, each conversation's next one as soon as the one before is
+answered. `whole`: `collect` from an empty folder to a closed store, with the graph `tool_loop`,
+checkpoints, record, and every call of the tool in the sandbox. The share is the bare engine's CPU
+seconds over those of the whole; they are those of a cgroup where one can be made, so that no
+process of the sandbox is missed. The two take turns; the median of the repeats counts.
 
-Each size has a process of its own. `OMP_NUM_THREADS` is what `--threads` says, on both sides: threads of torch that
-wait for one another would count as work of the engine.
+Each size has a process of its own. `OMP_NUM_THREADS` is what `--threads` says, on both sides:
+threads of torch that wait for one another would count as work of the engine.
 
-PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`: what they take over the bare
-`generate` of transformers, given the same networks and answers (`peers_driver.py` says how).
+PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`: what they take
+over the bare `generate` of transformers, given the same networks and answers (`peers_driver.py`
+says how).
 """
 
 from __future__ import annotations
@@ -55,26 +57,46 @@ def measured(size: str, options: argparse.Namespace) -> Row:
 def with_share(found: Row) -> Row:
     pairs = list(zip(found["bare"], found["whole"], strict=True))
     shares = {what: [bare[what] / whole[what] for bare, whole in pairs] for what in ("CPU", "wall")}
-    return {**found, "share": {what: statistics.median(each) for what, each in shares.items()}, "shares": shares}
+    return {
+        **found,
+        "share": {what: statistics.median(each) for what, each in shares.items()},
+        "shares": shares,
+    }
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Rows of all sizes, ours first."""
     rows = [measured(size, options) for size in options.sizes]
     for ours in list(rows) if options.peers else []:
-        theirs = peers(ours["size"], options.peers, options.rollouts, options.repeats, options.threads)
-        rows += [with_share({**row, "size": ours["size"], "parameters": ours["parameters"]}) for row in theirs]
+        theirs = peers(
+            ours["size"], options.peers, options.rollouts, options.repeats, options.threads
+        )
+        rows += [
+            with_share({**row, "size": ours["size"], "parameters": ours["parameters"]})
+            for row in theirs
+        ]
     return rows
 
 
 def table_of(rows: Sequence[Row]) -> Table:
     """Medians; the range of the share by CPU is that of the repeats."""
-    names = ("by", "parameters", "bare CPU s", "whole CPU s", "share, CPU", "least", "most", "share, wall")
+    names = (
+        "by",
+        "parameters",
+        "bare CPU s",
+        "whole CPU s",
+        "share, CPU",
+        "least",
+        "most",
+        "share, wall",
+    )
     table = Table(title="The share of the bare generation")
     for name in names:
         table.add_column(name, no_wrap=name in ("by", "parameters"))
     for row in rows:
-        bare, whole = (statistics.median(one["CPU"] for one in row[way]) for way in ("bare", "whole"))
+        bare, whole = (
+            statistics.median(one["CPU"] for one in row[way]) for way in ("bare", "whole")
+        )
         shares = row["shares"]["CPU"]
         figures = (row["share"]["CPU"], min(shares), max(shares), row["share"]["wall"])
         named = (row["by"], f"{row['parameters'] / 1e6:,.1f}M", f"{bare:,.2f}", f"{whole:,.2f}")
@@ -89,13 +111,21 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for by in dict.fromkeys(row["by"] for row in rows):
         own = [row for row in rows if row["by"] == by]
         sizes, shares = [row["parameters"] for row in own], [row["shares"]["CPU"] for row in own]
-        (line,) = axes.plot(sizes, [row["share"]["CPU"] for row in own], "-o", label=f"{by}, CPU seconds")
-        axes.fill_between(sizes, [min(each) for each in shares], [max(each) for each in shares], alpha=0.2)
+        (line,) = axes.plot(
+            sizes, [row["share"]["CPU"] for row in own], "-o", label=f"{by}, CPU seconds"
+        )
+        axes.fill_between(
+            sizes, [min(each) for each in shares], [max(each) for each in shares], alpha=0.2
+        )
         if by == OURS:
             wall = [row["share"]["wall"] for row in own]
-            axes.plot(sizes, wall, "--s", color=line.get_color(), label=f"{by}, seconds on the wall")
+            axes.plot(
+                sizes, wall, "--s", color=line.get_color(), label=f"{by}, seconds on the wall"
+            )
     axes.axhline(GOAL, color="grey", linewidth=1, linestyle=":", label=f"goal from 100M on: {GOAL}")
-    axes.set(xscale="log", xlabel="parameters", ylabel="bare generation / whole rollout", ylim=(0, 1.1))
+    axes.set(
+        xscale="log", xlabel="parameters", ylabel="bare generation / whole rollout", ylim=(0, 1.1)
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     save_figure(figure, path, None)
@@ -109,13 +139,22 @@ def _sizes(text: str) -> list[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=_sizes, default=list(SIZES), help=f"of {','.join(SIZES)}")
     parser.add_argument("--rollouts", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, of both sides")
-    parser.add_argument("--peers", type=Path, metavar="PYTHON", help="measure TRL and smolagents in this interpreter")
-    parser.add_argument("--quick", action="store_true", help="the smallest size, once: to see that it runs")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        metavar="PYTHON",
+        help="measure TRL and smolagents in this interpreter",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="the smallest size, once: to see that it runs"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the share over the size: .png or .svg")
     options = parser.parse_args()
@@ -131,8 +170,9 @@ def main() -> None:
     console.print(table_of(rows))
     first = rows[0]
     console.print(
-        f"{first['rollouts']} rollouts, {first['calls']} model calls, {first['tool calls']} of the tool, "
-        f"{first['sampled tokens']:,} sampled tokens; threads of torch: {options.threads}; CPU by {first['account']}"
+        f"{first['rollouts']} rollouts, {first['calls']} model calls, {first['tool calls']} of the"
+        f" tool, {first['sampled tokens']:,} sampled tokens; threads of torch: {options.threads};"
+        f" CPU by {first['account']}"
     )
     if not options.peers:
         console.print("not named: --peers")
@@ -147,7 +187,9 @@ def main() -> None:
             "rollouts": options.rollouts,
             "repeats": options.repeats,
         }
-        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""One size in a process of its own: a recording, then the framework and the bare engine in turn. Prints a line of JSON.
+"""One size in a process of its own: a recording, then the framework and the bare engine in turn.
+Prints a line of JSON.
 
-The recording is of the shipped small policy; see `benchmarks.engine_share.networks` for how a network of another size
-gives its answers.
+The recording is of the shipped small policy; see `benchmarks.engine_share.networks` for how a
+network of another size gives its answers.
 """
 
 from __future__ import annotations
@@ -50,20 +51,30 @@ def recorded_in(folder: Path) -> Recorded:
 
 
 def collected(count: int, folder: Path, engine: Any) -> list[Any]:
-    """The whole thing, from an empty folder to a closed store; a run's seeds do not hang on where its folder lies."""
-    config = CollectConfig(policy=POLICY, graph="tool_loop", count=count, max_tokens=MAX_TOKENS, seed=0)
+    """The whole thing, from an empty folder to a closed store; a run's seeds do not hang on where
+    its folder lies.
+    """
+    config = CollectConfig(
+        policy=POLICY, graph="tool_loop", count=count, max_tokens=MAX_TOKENS, seed=0
+    )
     return asyncio.run(collect(config, folder / "run", tasks=drawn(count, 0), backend=engine))
 
 
 def timed(engine: RecordedEngine, cpu: Callable[[], float], work: Callable[[], Any]) -> Seconds:
-    """With an empty cache, as a run finds it. `engine` is its thread, `loop` the one that the graphs run in."""
+    """With an empty cache, as a run finds it. `engine` is its thread, `loop` the one that the
+    graphs run in.
+    """
     engine.publish(0)
     steps, fed, sampled = engine.steps, engine.fed_tokens, engine.sampled_tokens
     threads, used, clock = thread_seconds(), cpu(), time.perf_counter()
     work()
     wall, used, after = time.perf_counter() - clock, cpu() - used, thread_seconds()
     parts = {part: after[part] - threads[part] for part in ("engine", "loop", "other threads")}
-    counts = {"steps": engine.steps - steps, "fed": engine.fed_tokens - fed, "sampled": engine.sampled_tokens - sampled}
+    counts = {
+        "steps": engine.steps - steps,
+        "fed": engine.fed_tokens - fed,
+        "sampled": engine.sampled_tokens - sampled,
+    }
     return {"CPU": used, "wall": wall, **parts, "sandbox": used - sum(parts.values()), **counts}
 
 
@@ -84,7 +95,9 @@ def measure(size: str, count: int, repeats: int, threads: int) -> dict[str, Any]
             closed_loop(engine, asked)  # the memory for so many conversations is reserved once
             for repeat in range(repeats):
                 for way in sorted(ways, reverse=repeat % 2 == 0):
-                    found_by[way].append(timed(engine, cpu, partial(ways[way], folder / str(repeat))))
+                    found_by[way].append(
+                        timed(engine, cpu, partial(ways[way], folder / str(repeat)))
+                    )
             parameters = engine.capabilities().parameters
         answers = sum(len(answer) for _, answer in recorded.values())
         assert all(one["sampled"] == answers for rows in found_by.values() for one in rows)
@@ -108,7 +121,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     given = parser.parse_args()
-    sys.stdout.write(json.dumps(measure(given.size, given.rollouts, given.repeats, given.threads)) + "\n")
+    sys.stdout.write(
+        json.dumps(measure(given.size, given.rollouts, given.repeats, given.threads)) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Networks of several sizes with random weights, and an engine whose answers are those of a recording.
+"""Networks of several sizes with random weights, and an engine whose answers are those of a
+recording.
 
-A random network babbles, so that nobody would call a tool. Here it runs in full, and its own tokens are sampled as
-always; then the recorded token takes the sampled one's place, and that is what the cache is fed and the caller gets.
-So every size has the same conversations, token by token.
+A random network babbles, so that nobody would call a tool. Here it runs in full, and its own tokens
+are sampled as always; then the recorded token takes the sampled one's place, and that is what the
+cache is fed and the caller gets. So every size has the same conversations, token by token.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ SIZES: dict[str, dict[str, int]] = {
     "25M": {"hidden_size": 512, "num_hidden_layers": 8},
     "100M": {"hidden_size": 768, "num_hidden_layers": 14},
 }
-"""What is changed in the shipped policy's configuration. The feed-forward layer is thrice as wide as the hidden one, as
-there; a head has 64 numbers and two heads share keys and values."""
+"""What is changed in the shipped policy's configuration. The feed-forward layer is thrice as wide
+as the hidden one, as there; a head has 64 numbers and two heads share keys and values.
+"""
 
 
 def network(size: str) -> Any:
@@ -36,7 +38,11 @@ def network(size: str) -> Any:
     changed: dict[str, Any] = dict(SIZES[size])
     if changed:
         hidden, layers = changed["hidden_size"], changed["num_hidden_layers"]
-        changed |= {"intermediate_size": 3 * hidden, "head_dim": 64, "layer_types": ["full_attention"] * layers}
+        changed |= {
+            "intermediate_size": 3 * hidden,
+            "head_dim": 64,
+            "layer_types": ["full_attention"] * layers,
+        }
         changed |= {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 128}
     return tiny_network(**changed)
 
@@ -61,7 +67,9 @@ class RecordedEngine(TransformersEngine):
         self.steps += 1
         newest_S = rows.known[row_S] - 1
         places = zip(row_S.tolist(), (newest_S - rows.start[row_S]).tolist(), strict=True)
-        answers = [self.recorded[rows.jobs[row].request.sampling.seed][1][place] for row, place in places]
+        answers = [
+            self.recorded[rows.jobs[row].request.sampling.seed][1][place] for row, place in places
+        ]
         recorded_S = np.asarray(answers, token_S.dtype)
         rows.tokens[row_S, newest_S] = recorded_S
         super()._end_answers(row_S, recorded_S)

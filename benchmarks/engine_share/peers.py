@@ -30,8 +30,12 @@ _PROMPT = re.compile(
 )
 
 
-def peers(size: str, python: Path, rollouts: int, repeats: int, threads: int) -> list[dict[str, Any]]:
-    """A row of each. One conversation after another takes long: smolagents has one repeat, of many short turns."""
+def peers(
+    size: str, python: Path, rollouts: int, repeats: int, threads: int
+) -> list[dict[str, Any]]:
+    """A row of each. One conversation after another takes long: smolagents has one repeat, of many
+    short turns.
+    """
     driver = str(Path(__file__).with_name("peers_driver.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
@@ -44,7 +48,9 @@ def peers(size: str, python: Path, rollouts: int, repeats: int, threads: int) ->
         for peer in PEERS:
             text = json.dumps({**given, "peer": peer, "repeats": repeats if peer == "TRL" else 1})
             words = [str(python), driver]
-            done = subprocess.run(words, env=environment, input=text, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                words, env=environment, input=text, capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 raise SystemExit(f"{peer}: {done.stderr[-2000:]}")
             rows.append(json.loads(done.stdout.splitlines()[-1]))
@@ -66,9 +72,13 @@ def _conversations(rollouts: int) -> list[dict[str, Any]]:
         with open_store(Path(name) / "run") as store:
             for trajectory in store.journal.trajectories(requests=False):
                 calls = [call for call in trajectory.calls if call.token_ids]
-                first = tokenizer.decode(store.journal.path_tokens(calls[0].id)[: -calls[0].sampled_tokens])
+                first = tokenizer.decode(
+                    store.journal.path_tokens(calls[0].id)[: -calls[0].sampled_tokens]
+                )
                 parts = _PROMPT.fullmatch(first)
                 assert parts is not None
-                texts = [policy.codec.decode(call.token_ids[-call.sampled_tokens :]) for call in calls]
+                texts = [
+                    policy.codec.decode(call.token_ids[-call.sampled_tokens :]) for call in calls
+                ]
                 found.append({**parts.groupdict(), "texts": texts})
     return found

@@ -1,15 +1,19 @@
-"""Run by the interpreter of a virtual environment that has TRL and smolagents: the same conversations by them.
+"""Run by the interpreter of a virtual environment that has TRL and smolagents: the same
+conversations by them.
 
-Reads from stdin the folder of a network with the shipped tokenizer, and conversations: system text, problem, and the
-answers as text. A logits processor makes every call of `generate` give the recorded answers, in theirs and in the bare
-one alike. `bare` is `model.generate` alone, given the very tensors that the peer gave it. Both have the network of
-`transformers` and float32. Standard library, torch, transformers and the peers only.
+Reads from stdin the folder of a network with the shipped tokenizer, and conversations: system text,
+problem, and the answers as text. A logits processor makes every call of `generate` give the
+recorded answers, in theirs and in the bare one alike. `bare` is `model.generate` alone, given the
+very tensors that the peer gave it. Both have the network of `transformers` and float32. Standard
+library, torch, transformers and the peers only.
 
-* TRL: `GRPOTrainer._generate_and_score_completions`: rendering, `generate` on the whole batch turn by turn, its loop
-  over tools, parsing, rewards. Its tool runs `exec` in the process, since TRL has no sandbox; it keeps no record.
-* smolagents: a `ToolCallingAgent` with a `TransformersModel`, one conversation after another, as it has no batches; the
-  system prompt is the recorded one (its own has over 2,000 tokens of this tokenizer), the tool its
-  `LocalPythonExecutor`. What ends a conversation is a call of its `final_answer`, with the recorded answer in it.
+* TRL: `GRPOTrainer._generate_and_score_completions`: rendering, `generate` on the whole batch turn
+  by turn, its loop over tools, parsing, rewards. Its tool runs `exec` in the process, since TRL has
+  no sandbox; it keeps no record.
+* smolagents: a `ToolCallingAgent` with a `TransformersModel`, one conversation after another, as it
+  has no batches; the system prompt is the recorded one (its own has over 2,000 tokens of this
+  tokenizer), the tool its `LocalPythonExecutor`. What ends a conversation is a call of its
+  `final_answer`, with the recorded answer in it.
 """
 
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
@@ -30,7 +34,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 Jobs = list[Callable[[], Any]]
-"""What is timed as one, right before the bare generation of the same; the first is done once before, untimed."""
+"""What is timed as one, right before the bare generation of the same; the first is done once
+before, untimed.
+"""
 ANSWER, OPENING = "\\boxed{", "<|im_start|>assistant\n"
 FAR = 1e4
 
@@ -81,7 +87,10 @@ class Recorder:
         """All of that again. What stops an answer early is the peer's, not the network's."""
         with torch.no_grad():
             for given, named in self.given:
-                self.run(given, {name: value for name, value in named.items() if name != "stopping_criteria"})
+                self.run(
+                    given,
+                    {name: value for name, value in named.items() if name != "stopping_criteria"},
+                )
 
 
 def run_python(code: str) -> str:
@@ -119,7 +128,10 @@ def trl(given: dict[str, Any], forced: RecordedTokens, tokenizer: Any) -> tuple[
     tokenizer.response_template = qwen3_template
     rows = [
         {
-            "prompt": [{"role": "system", "content": one["system"]}, {"role": "user", "content": one["problem"]}],
+            "prompt": [
+                {"role": "system", "content": one["system"]},
+                {"role": "user", "content": one["problem"]},
+            ],
             "expected": one["texts"][-1].partition(ANSWER)[2],
         }
         for one in given["conversations"]
@@ -146,7 +158,9 @@ def trl(given: dict[str, Any], forced: RecordedTokens, tokenizer: Any) -> tuple[
     return Recorder(trainer.model, forced), [lambda: trainer._generate_and_score_completions(rows)]
 
 
-def smolagents(given: dict[str, Any], forced: RecordedTokens, tokenizer: Any) -> tuple[Recorder, Jobs]:
+def smolagents(
+    given: dict[str, Any], forced: RecordedTokens, tokenizer: Any
+) -> tuple[Recorder, Jobs]:
     from smolagents import ToolCallingAgent, TransformersModel, tool
     from smolagents.local_python_executor import LocalPythonExecutor
     from smolagents.monitoring import LogLevel
@@ -167,7 +181,9 @@ def smolagents(given: dict[str, Any], forced: RecordedTokens, tokenizer: Any) ->
         said = one["texts"][-1].partition(ANSWER)[2].partition("}")[0]
         call = json.dumps({"name": "final_answer", "arguments": {"answer": said}})
         forced.answers[problem][-1] = [*tokenizer.encode(call), tokenizer.eos_token_id]
-    model = TransformersModel(given["folder"], device_map="cpu", torch_dtype="float32", max_new_tokens=256)
+    model = TransformersModel(
+        given["folder"], device_map="cpu", torch_dtype="float32", max_new_tokens=256
+    )
 
     def converse(one: dict[str, Any]) -> None:
         executor.state.clear()
@@ -194,7 +210,9 @@ def main() -> None:
     }
     forced = RecordedTokens(tokenizer, answers)
     with contextlib.redirect_stdout(sys.stderr):
-        recorder, jobs = {"TRL": trl, "smolagents": smolagents}[given["peer"]](given, forced, tokenizer)
+        recorder, jobs = {"TRL": trl, "smolagents": smolagents}[given["peer"]](
+            given, forced, tokenizer
+        )
         jobs[0]()
         rows: dict[str, list[Counter[str]]] = {"whole": [], "bare": []}
         for _ in range(given["repeats"]):
@@ -207,7 +225,16 @@ def main() -> None:
                 bare += timed(recorder.bare)
             rows["whole"].append(whole)
             rows["bare"].append(bare)
-    print(json.dumps({"by": given["peer"], "calls of generate": calls, "sampled tokens": forced.tokens // 2, **rows}))
+    print(
+        json.dumps(
+            {
+                "by": given["peer"],
+                "calls of generate": calls,
+                "sampled tokens": forced.tokens // 2,
+                **rows,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

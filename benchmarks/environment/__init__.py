@@ -1,1 +1,3 @@
-"""The environment service against its peers and against a bare fork: `python -m benchmarks.environment`."""
+"""The environment service against its peers and against a bare fork:
+`python -m benchmarks.environment`.
+"""

@@ -1,17 +1,19 @@
-"""What a call costs here, in a new interpreter, under bubblewrap, at the peers', and at least: a bare fork.
+"""What a call costs here, in a new interpreter, under bubblewrap, at the peers', and at least: a
+bare fork.
 
     python -m benchmarks.environment [--quick] [--only floor calls late] [--clients 1 8 64] [--json FILE]
         [--smolagents PYTHON] [--code-judge CHECKOUT PYTHON] [--sandbox-fusion CHECKOUT PYTHON]
 
-Peers are measured where they are named; PYTHON is the interpreter of a virtual environment of theirs that has numpy and
-sympy too. How they are started is told in `peers`.
+Peers are measured where they are named; PYTHON is the interpreter of a virtual environment of
+theirs that has numpy and sympy too. How they are started is told in `peers`.
 
-`floor`: ours and ours without its layers against a fork of the same warm interpreter that does nothing (`floor`), in
-turns, the best repeat of each. `calls`: every way with every snippet; clients wait for their answer before they ask
-again. `late`: how long after its limit of 1 s an endless loop is over. `good/s` counts right answers. CPU is of all
-processes, the client's among them, per right answer. A goal is a ratio within one run. `python -m
-benchmarks.environment.queue` measures a queue of 45,000 calls, `python -m benchmarks.environment.load` a server that
-20,000 mixed calls, attacks and strangers come to.
+`floor`: ours and ours without its layers against a fork of the same warm interpreter that does
+nothing (`floor`), in turns, the best repeat of each. `calls`: every way with every snippet; clients
+wait for their answer before they ask again. `late`: how long after its limit of 1 s an endless loop
+is over. `good/s` counts right answers. CPU is of all processes, the client's among them, per right
+answer. A goal is a ratio within one run. `python -m benchmarks.environment.queue` measures a queue
+of 45,000 calls, `python -m benchmarks.environment.load` a server that 20,000 mixed calls, attacks
+and strangers come to.
 """
 
 from __future__ import annotations
@@ -35,14 +37,23 @@ from rich.table import Table
 from benchmarks.environment.floor import FLAVOURS, floors
 from benchmarks.environment.measure import Effort, Row, measured, row
 from benchmarks.environment.peers import BATCH, code_judge, sandbox_fusion
-from benchmarks.environment.ways import Opened, bubblewrap, in_process, served, session, subprocesses
+from benchmarks.environment.ways import (
+    Opened,
+    bubblewrap,
+    in_process,
+    served,
+    session,
+    subprocesses,
+)
 from benchmarks.environment.workloads import ENDLESS, WORKLOADS, Workload
 
 Options = argparse.Namespace
 MANY = 64
 """Clients of everything that is asked over HTTP."""
 LATE_CALLS = 16
-"""One at a time for each core: an endless loop that shares its core is late by no fault of who ends it."""
+"""One at a time for each core: an endless loop that shares its core is late by no fault of who ends
+it.
+"""
 
 
 def floor_table(options: Options) -> list[Row]:
@@ -51,7 +62,11 @@ def floor_table(options: Options) -> list[Row]:
 
 
 def call_table(options: Options) -> list[Row]:
-    few, effort = (Effort(8, 0.1), Effort(100, 0.1)) if options.quick else (Effort(200, 2.0), Effort(4000, 1.5))
+    few, effort = (
+        (Effort(8, 0.1), Effort(100, 0.1))
+        if options.quick
+        else (Effort(200, 2.0), Effort(4000, 1.5))
+    )
     here = [number for number in options.clients if number <= 8] or [1]
     rows = asyncio.run(_calls("ours, in process", in_process(), options.clients, effort))
     rows += asyncio.run(_calls("ours, session", session(), here, effort))
@@ -65,7 +80,9 @@ def call_table(options: Options) -> list[Row]:
             rows += asyncio.run(_calls(name, opened, clients, few))
         except OSError as error:  # the others' numbers are not to be lost for it
             print(f"{name} did not start: {error}")
-    return sorted(rows, key=lambda found: [workload.name for workload in WORKLOADS].index(found["workload"]))
+    return sorted(
+        rows, key=lambda found: [workload.name for workload in WORKLOADS].index(found["workload"])
+    )
 
 
 def late_table(options: Options) -> list[Row]:
@@ -110,7 +127,9 @@ async def _calls(name: str, opened: Opened, clients: Iterable[int], effort: Effo
 
 
 def _peers(options: Options) -> list[tuple[str, Opened, Sequence[int]]]:
-    """Asked by few clients too: with many, their own time limits make them lose much of what is slow."""
+    """Asked by few clients too: with many, their own time limits make them lose much of what is
+    slow.
+    """
     found: list[tuple[str, Opened, Sequence[int]]] = []
     if options.code_judge:
         batches = code_judge(*options.code_judge, batches=True)
@@ -130,22 +149,43 @@ def smolagents(python: Path, workloads: Sequence[Workload], effort: Effort) -> l
     given = {
         "calls": effort.calls,
         "seconds": effort.seconds,
-        "workloads": [{name: getattr(one, name) for name in ("code", "status", "seconds")} for one in workloads],
+        "workloads": [
+            {name: getattr(one, name) for name in ("code", "status", "seconds")}
+            for one in workloads
+        ],
     }
     driver = str(Path(__file__).with_name("smolagents_driver.py"))
     # -I: the driver's folder has names of the standard library.
-    done = subprocess.run([python, "-I", driver], input=json.dumps(given), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-I", driver], input=json.dumps(given), capture_output=True, text=True, check=True
+    )
     rows: list[Row] = []
     for workload, line in zip(workloads, done.stdout.splitlines(), strict=True):
         found = json.loads(line)
-        verdicts = Counter(workload.verdict((status, stdout)) for status, stdout in found["answers"])
-        rows.append(row("smolagents", workload, 1, found["latencies"], verdicts, found["seconds"], found["cpu"]))
+        verdicts = Counter(
+            workload.verdict((status, stdout)) for status, stdout in found["answers"]
+        )
+        rows.append(
+            row(
+                "smolagents",
+                workload,
+                1,
+                found["latencies"],
+                verdicts,
+                found["seconds"],
+                found["cpu"],
+            )
+        )
     return rows
 
 
 def goals(found: dict[str, list[Row]]) -> list[Row]:
     """Ratios within this run and their bounds, of what was measured."""
-    return [*_floor_goals(found.get("floor", [])), *_call_goals(found.get("calls", [])), *_late_goals(found)]
+    return [
+        *_floor_goals(found.get("floor", [])),
+        *_call_goals(found.get("calls", [])),
+        *_late_goals(found),
+    ]
 
 
 def _floor_goals(rows: Sequence[Row]) -> list[Row]:
@@ -154,10 +194,18 @@ def _floor_goals(rows: Sequence[Row]) -> list[Row]:
     for flavour, bound in (("numpy and sympy", 0.9), ("bare", 0.7)) if rows else ():
         for clients in (1, 8):
             ours, floor, off = (
-                of[flavour, way, clients] for way in ("ours", "floor: fork, exit, wait", "ours, layers off")
+                of[flavour, way, clients]
+                for way in ("ours", "floor: fork, exit, wait", "ours, layers off")
             )
             name = f"{flavour}, {clients} clients: calls/s of ours / floor"
-            reached.append(_at_least(name, ours["calls/s"] / floor["calls/s"], bound, floor["CPU us"] / ours["CPU us"]))
+            reached.append(
+                _at_least(
+                    name,
+                    ours["calls/s"] / floor["calls/s"],
+                    bound,
+                    floor["CPU us"] / ours["CPU us"],
+                )
+            )
         name = f"{flavour}, 8 clients: what the layers take of the calls/s"
         by_cpu = 1 - off["CPU us"] / ours["CPU us"]
         reached.append(_at_most(name, 1 - ours["calls/s"] / off["calls/s"], 0.1, by_cpu))
@@ -179,17 +227,31 @@ def _call_goals(rows: Sequence[Row]) -> list[Row]:
         other = best(workload, peer)
         for way in ("ours, HTTP", "ours, HTTP, a request each"):
             asked = (way, workload, MANY)
-            ours = next((row for row in rows if (row["way"], row["workload"], row["clients"]) == asked), None)
+            ours = next(
+                (row for row in rows if (row["way"], row["workload"], row["clients"]) == asked),
+                None,
+            )
             if ours is None or other is None:
                 continue
-            by_cpu = other["CPU us"] / ours["CPU us"] if other["CPU us"] and ours["CPU us"] else None
+            by_cpu = (
+                other["CPU us"] / ours["CPU us"] if other["CPU us"] and ours["CPU us"] else None
+            )
             ratio = ours["good/s"] / other["good/s"] if other["good/s"] else float("inf")
-            reached.append(_at_least(f"{workload}: good/s of {way} / {other['way']}", ratio, bound, by_cpu))
-    served_sympy = [one for one in rows if one["way"].startswith("ours, HTTP") and one["workload"] == "sympy"]
-    reached += [
-        _at_most(f"sympy: lost or wrong of {one['way']}", one["lost"] + one["wrong"], 0) for one in served_sympy
+            reached.append(
+                _at_least(f"{workload}: good/s of {way} / {other['way']}", ratio, bound, by_cpu)
+            )
+    served_sympy = [
+        one for one in rows if one["way"].startswith("ours, HTTP") and one["workload"] == "sympy"
     ]
-    alone = {row["way"]: row["p50 ms"] for row in rows if (row["workload"], row["clients"]) == ("print", 1)}
+    reached += [
+        _at_most(f"sympy: lost or wrong of {one['way']}", one["lost"] + one["wrong"], 0)
+        for one in served_sympy
+    ]
+    alone = {
+        row["way"]: row["p50 ms"]
+        for row in rows
+        if (row["workload"], row["clients"]) == ("print", 1)
+    }
     if alone:
         reached.append(_at_most("a session's cell: p50 us", alone["ours, session"] * 1e3, 250))
         reached.append(_at_most("print over HTTP, 1 client: p50 ms", alone["ours, HTTP"], 1.5))
@@ -198,22 +260,41 @@ def _call_goals(rows: Sequence[Row]) -> list[Row]:
 
 def _late_goals(found: dict[str, list[Row]]) -> list[Row]:
     ours = [row for row in found.get("late", ()) if row["way"].startswith("ours")]
-    return [_at_most(f"{row['way']}: p99 ms after the time limit", row["p99 late ms"], 50) for row in ours]
+    return [
+        _at_most(f"{row['way']}: p99 ms after the time limit", row["p99 late ms"], 50)
+        for row in ours
+    ]
 
 
 def _at_least(name: str, value: float, bound: float, by_cpu: float | None = None) -> Row:
-    return {"goal": name, "value": value, "at least": bound, "at most": None, "by CPU": by_cpu, "met": value >= bound}
+    return {
+        "goal": name,
+        "value": value,
+        "at least": bound,
+        "at most": None,
+        "by CPU": by_cpu,
+        "met": value >= bound,
+    }
 
 
 def _at_most(name: str, value: float, bound: float, by_cpu: float | None = None) -> Row:
-    return {"goal": name, "value": value, "at least": None, "at most": bound, "by CPU": by_cpu, "met": value <= bound}
+    return {
+        "goal": name,
+        "value": value,
+        "at least": None,
+        "at most": bound,
+        "by CPU": by_cpu,
+        "met": value <= bound,
+    }
 
 
 def left_out(options: Options) -> list[str]:
     """Who is not compared, and what it would take."""
     lines = [] if bubblewrap() else ["bubblewrap is not installed (apt-get install bubblewrap)"]
     peers = ("smolagents", "code_judge", "sandbox_fusion")
-    return lines + [f"not named: --{name.replace('_', '-')}" for name in peers if not getattr(options, name)]
+    return lines + [
+        f"not named: --{name.replace('_', '-')}" for name in peers if not getattr(options, name)
+    ]
 
 
 def show(title: str, rows: list[Row]) -> None:
@@ -229,17 +310,30 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-TABLES: dict[str, Callable[[Options], list[Row]]] = {"floor": floor_table, "calls": call_table, "late": late_table}
+TABLES: dict[str, Callable[[Options], list[Row]]] = {
+    "floor": floor_table,
+    "calls": call_table,
+    "late": late_table,
+}
 
 
 def parsed() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     place = partial(add, nargs=2, type=_path, metavar=("CHECKOUT", "PYTHON"))
-    add("--clients", type=int, nargs="+", default=[1, 8, MANY], help="of our in-process environment")
+    add(
+        "--clients", type=int, nargs="+", default=[1, 8, MANY], help="of our in-process environment"
+    )
     add("--only", nargs="+", default=[], choices=list(TABLES), help="tables to measure")
     add("--quick", action="store_true", help="fewer calls: less than a minute without peers")
-    add("--smolagents", type=_path, metavar="PYTHON", help="measure smolagents' interpreter in this interpreter")
+    add(
+        "--smolagents",
+        type=_path,
+        metavar="PYTHON",
+        help="measure smolagents' interpreter in this interpreter",
+    )
     place("--code-judge", help="measure code-judge; needs redis-server")
     place("--sandbox-fusion", help="measure SandboxFusion")
     add("--json", type=Path, help="write the numbers to this file")
@@ -272,7 +366,9 @@ def main() -> None:
             "flavours": list(FLAVOURS),
             "left out": left_out(options),
         }
-        options.json.write_text(json.dumps({"settings": settings, **found, "goals": reached}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"settings": settings, **found, "goals": reached}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

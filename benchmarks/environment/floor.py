@@ -1,7 +1,9 @@
-"""The same fork servers put to other uses: the floor, which forks and does nothing, and slots without their layers.
+"""The same fork servers put to other uses: the floor, which forks and does nothing, and slots
+without their layers.
 
-A fork server is started as ever, with `within_zygote` read into it at the last moment. So the floor is a fork of the
-very process that slots are forks of: same imports, same warm memory, same namespaces.
+A fork server is started as ever, with `within_zygote` read into it at the last moment. So the floor
+is a fork of the very process that slots are forks of: same imports, same warm memory, same
+namespaces.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _put_to(use: str) -> Generator[None]:
 
     def command(module: str, *words: str) -> list[str]:
         code = (
-            f"within = {{}}; exec(compile(open({str(_WITHIN)!r}).read(), 'within', 'exec'), within); within['{use}']()"
+            f"within = {{}}; exec(compile(open({str(_WITHIN)!r}).read(), 'within', 'exec'),"
+            f" within); within['{use}']()"
         )
         return [word.replace("; main()", f"; {code}; main()") for word in plain(module, *words)]
 
@@ -43,7 +46,9 @@ def _put_to(use: str) -> Generator[None]:
 
 
 def floors(effort: Effort, clients: Sequence[int], repeats: int) -> list[Row]:
-    """Floor, ours, and ours without layers, in turns; of each the repeat with the shortest clock counts."""
+    """Floor, ours, and ours without layers, in turns; of each the repeat with the shortest clock
+    counts.
+    """
     best: dict[tuple[str, ...], Row] = {}
     for _ in range(repeats):
         for row in _once(effort, clients):
@@ -63,20 +68,30 @@ def _once(effort: Effort, clients: Sequence[int]) -> list[Row]:
     return rows
 
 
-def _floor(flavour: str, imports: Sequence[str], effort: Effort, clients: Sequence[int]) -> list[Row]:
+def _floor(
+    flavour: str, imports: Sequence[str], effort: Effort, clients: Sequence[int]
+) -> list[Row]:
     with _put_to("floor"):
-        zygote = process.ZygoteProcess(process.ZygoteHome(("numpy", "sympy"), isolated=True), imports)
+        zygote = process.ZygoteProcess(
+            process.ZygoteHome(("numpy", "sympy"), isolated=True), imports
+        )
     try:
         if reason := zygote.handshake():
             raise RuntimeError(f"There is no floor: {reason}.")
         zygote.control.setblocking(True)
         ways = {"fork": "floor: fork, exit, wait", "clone": "floor, in a process-id namespace each"}
-        return [_forks(zygote, flavour, name, way, number, effort) for way, name in ways.items() for number in clients]
+        return [
+            _forks(zygote, flavour, name, way, number, effort)
+            for way, name in ways.items()
+            for number in clients
+        ]
     finally:
         zygote.end()
 
 
-def _forks(zygote: process.ZygoteProcess, flavour: str, name: str, way: str, clients: int, effort: Effort) -> Row:
+def _forks(
+    zygote: process.ZygoteProcess, flavour: str, name: str, way: str, clients: int, effort: Effort
+) -> Row:
     def spent(calls: int) -> dict[str, float]:
         zygote.control.send(f"{clients} {calls} {way}".encode())
         return json.loads(zygote.control.recv(200))
@@ -96,14 +111,19 @@ def _forks(zygote: process.ZygoteProcess, flavour: str, name: str, way: str, cli
     }
 
 
-async def _ours(way: str, flavour: str, workload: Workload, effort: Effort, clients: Sequence[int]) -> list[Row]:
+async def _ours(
+    way: str, flavour: str, workload: Workload, effort: Effort, clients: Sequence[int]
+) -> list[Row]:
     rows: list[Row] = []
     async with in_process() as call:
         for number in clients:
-            await measured(way, call, workload, number, Effort(4 * number, effort.seconds))  # slots are forked
+            # slots are forked
+            await measured(way, call, workload, number, Effort(4 * number, effort.seconds))
             found = await measured(way, call, workload, number, effort)
             if found["lost"] or found["wrong"]:
                 raise RuntimeError(f"{way}: {found}")
-            kept = {"calls/s": found["good/s"]} | {name: found[name] for name in ("CPU us", "p50 ms", "p99 ms")}
+            kept = {"calls/s": found["good/s"]} | {
+                name: found[name] for name in ("CPU us", "p50 ms", "p99 ms")
+            }
             rows.append({"flavour": flavour, "way": way, "clients": number, **kept})
     return rows

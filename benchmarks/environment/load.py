@@ -1,21 +1,24 @@
-"""A server under a mixed load, with attacks among the calls and strangers at the door: what is lost, wrong, or left.
+"""A server under a mixed load, with attacks among the calls and strangers at the door: what is
+lost, wrong, or left.
 
     python -m benchmarks.environment.load [--calls 20000] [--clients 64] [--attacks 0.05] [--strangers 1024]
         [--alternate] [--quick] [--json FILE]
 
 A server process, and clients (`load_clients`) whose calls are drawn; a given share are attacks of
-`tests/environment/attacks/corpus`. What each has to come to is known. `lost` is a call without an answer, or with
-`infrastructure`; `doubled` one that ran twice: its two answers differ, its session's counter is ahead, or the server
-counts more outcomes than there were calls. Clients leave and come back, each time by a new connection.
+`tests/environment/attacks/corpus`. What each has to come to is known. `lost` is a call without an
+answer, or with `infrastructure`; `doubled` one that ran twice: its two answers differ, its
+session's counter is ahead, or the server counts more outcomes than there were calls. Clients leave
+and come back, each time by a new connection.
 
-`--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are those of
-`load_attacks`, by a client with a quota: on the server's messages and threads as well as by snippets. Then it says how
-long the calls of the others took with attacks, and without.
+`--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are
+those of `load_attacks`, by a client with a quota: on the server's messages and threads as well as
+by snippets. Then it says how long the calls of the others took with attacks, and without.
 
-Strangers hold connections on which they say nothing, or half a header, and open another whenever the server closes one.
+Strangers hold connections on which they say nothing, or half a header, and open another whenever
+the server closes one.
 
-What the server has is compared before (warm) and after: processes, descriptors, locks, memory, sessions, queue. The
-exit status is 1 if anything was lost, wrong, doubled or left.
+What the server has is compared before (warm) and after: processes, descriptors, locks, memory,
+sessions, queue. The exit status is 1 if anything was lost, wrong, doubled or left.
 """
 
 from __future__ import annotations
@@ -54,8 +57,9 @@ REST_SECONDS = 1.0
 SAMPLES = 10
 """Looks at the memory while the calls run."""
 ALLOWED = {"RSS of the server, MiB": 32.0, "Pss of all, MiB": 40.0, "answers kept": 10_000.0}
-"""So much more there may be at the end; of all else, nothing. The outcomes that the server keeps for calls that are
-submitted again, 10,000 at most, take 20 MiB."""
+"""So much more there may be at the end; of all else, nothing. The outcomes that the server keeps
+for calls that are submitted again, 10,000 at most, take 20 MiB.
+"""
 
 
 @contextmanager
@@ -63,11 +67,16 @@ def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
     """The process, its address, and the file that it writes what it has to say to."""
     with tempfile.TemporaryDirectory() as folder:
         known, said = Path(folder) / "clients", Path(folder) / "said"
-        others, attacker = (f'token_sha256 = "{hash_of(token.encode())}"' for token in (TOKEN, ATTACKERS))
+        others, attacker = (
+            f'token_sha256 = "{hash_of(token.encode())}"' for token in (TOKEN, ATTACKERS)
+        )
         known.write_text(f"[others]\n{others}\n[attacker]\n{attacker}\ncalls = {QUOTA}\n")
         words = ["environment", "serve", "--port", "0", "--clients", str(known), "--json"]
         command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
-        with said.open("w") as errors, subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process:
+        with (
+            said.open("w") as errors,
+            subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process,
+        ):
             assert process.stdout is not None
             try:
                 yield process, json.loads(process.stdout.readline())["url"], said
@@ -89,7 +98,11 @@ def strangers(url: str, number: int) -> Generator[list[int]]:
 
 
 async def gauges(environment: Environment) -> dict[str, float]:
-    lines = [line.rpartition(" ") for line in (await environment.metrics()).splitlines() if line[:1] != "#"]
+    lines = [
+        line.rpartition(" ")
+        for line in (await environment.metrics()).splitlines()
+        if line[:1] != "#"
+    ]
     return {name.removeprefix("hrm_environment_"): float(value) for name, _, value in lines}
 
 
@@ -99,7 +112,10 @@ def outcomes(found: dict[str, float]) -> int:
 
 def memory(pid: int) -> dict[str, float]:
     pages = [Path(f"/proc/{each}/smaps_rollup") for each in (pid, *descendants(pid))]
-    return {"RSS of the server, MiB": resident_bytes(pid) / MIB, "Pss of all, MiB": sum(map(_pss, pages)) / MIB}
+    return {
+        "RSS of the server, MiB": resident_bytes(pid) / MIB,
+        "Pss of all, MiB": sum(map(_pss, pages)) / MIB,
+    }
 
 
 def _pss(path: Path) -> float:
@@ -138,7 +154,9 @@ async def warm_up(environment: Environment, slots: int) -> None:
     for imports in ("", "import numpy, sympy\n"):
         for _ in range(5):
             code = f"{imports}import time\ntime.sleep(0.1)"
-            await asyncio.gather(*(environment.execute(code, limits=PATIENT) for _ in range(2 * slots)))
+            await asyncio.gather(
+                *(environment.execute(code, limits=PATIENT) for _ in range(2 * slots))
+            )
         await environment.execute(imports, session="warm", limits=PATIENT)
         await environment.end_session("warm")
 
@@ -149,7 +167,9 @@ async def at_rest(pid: int, environment: Environment) -> dict[str, float]:
 
     async def nothing_ends() -> bool:
         looks.append(await standing(pid, environment))
-        return all(looks[-1][name] == looks[-2].get(name) for name in looks[-1] if "MiB" not in name)
+        return all(
+            looks[-1][name] == looks[-2].get(name) for name in looks[-1] if "MiB" not in name
+        )
 
     await asyncio.sleep(REST_SECONDS)
     await wait_until(nothing_ends, SETTLE_SECONDS)
@@ -168,17 +188,35 @@ async def settled(pid: int, environment: Environment, before: dict[str, float]) 
 
 
 async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, list[Row]]:
-    watcher, tally, attacks = await asyncio.to_thread(RemoteEnvironment, url, token=TOKEN), Tally(), short_attacks()
+    watcher, tally, attacks = (
+        await asyncio.to_thread(RemoteEnvironment, url, token=TOKEN),
+        Tally(),
+        short_attacks(),
+    )
     await warm_up(watcher, int((await gauges(watcher))["slots"]))
-    before, counted, began = await at_rest(pid, watcher), outcomes(await gauges(watcher)), time.monotonic()
+    before, counted, began = (
+        await at_rest(pid, watcher),
+        outcomes(await gauges(watcher)),
+        time.monotonic(),
+    )
     clients = [
-        Client(url, number, attacks, tally, Attacker(url, ATTACKERS, number) if options.alternate else None)
+        Client(
+            url,
+            number,
+            attacks,
+            tally,
+            Attacker(url, ATTACKERS, number) if options.alternate else None,
+        )
         for number in range(options.clients)
     ]
     samples: list[Row] = []
     full = False
     """As many answers are kept as ever: memory is compared with what it was then."""
-    phases = [("attacks", options.attacks)] if not options.alternate else [("quiet", 0.0), ("attacks", options.attacks)]
+    phases = (
+        [("attacks", options.attacks)]
+        if not options.alternate
+        else [("quiet", 0.0), ("attacks", options.attacks)]
+    )
     pairs = PHASES if options.alternate else 1
     calls = options.calls * len(phases)
 
@@ -194,8 +232,13 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
             for client in clients:
                 client.share = share
             first = phase * each
-            shares = [range(first + number, first + each, options.clients) for number in range(options.clients)]
-            await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
+            shares = [
+                range(first + number, first + each, options.clients)
+                for number in range(options.clients)
+            ]
+            await asyncio.gather(
+                *(client.make(share, done) for client, share in zip(clients, shares, strict=True))
+            )
             if options.alternate and phase % 2 and not full:
                 rest = await at_rest(pid, watcher)
                 before |= {name: rest[name] for name in rest if "MiB" in name}
@@ -209,7 +252,12 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
     await watcher.close()
     left = grown(before, after)
     rows = [
-        {"what": name, "before": before[name], "after": after[name], "left": "yes" if name in left else ""}
+        {
+            "what": name,
+            "before": before[name],
+            "after": after[name],
+            "left": "yes" if name in left else "",
+        }
         for name in before
     ]
     for line in tally.told[:20]:
@@ -231,22 +279,41 @@ def _compared(tally: Tally) -> list[Row]:
     """Durations of the others' calls, in seconds."""
     ordered = {phase: sorted(seconds) for phase, seconds in tally.seconds.items()}
     rows = [
-        {"phase": phase, "calls": len(seconds), "p50 ms": at(seconds, 0.5) * 1e3, "p99 ms": at(seconds, 0.99) * 1e3}
+        {
+            "phase": phase,
+            "calls": len(seconds),
+            "p50 ms": at(seconds, 0.5) * 1e3,
+            "p99 ms": at(seconds, 0.99) * 1e3,
+        }
         for phase, seconds in ordered.items()
     ]
     parts = (("p50 ms", 0.5), ("p99 ms", 0.99))
-    ratio = {name: at(ordered["attacks"], part) / at(ordered["quiet"], part) for name, part in parts}
+    ratio = {
+        name: at(ordered["attacks"], part) / at(ordered["quiet"], part) for name, part in parts
+    }
     return [*rows, {"phase": "attacks / quiet", "calls": None, **ratio}]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=20_000, help="of all clients together [20000]")
-    parser.add_argument("--clients", type=int, default=64, help="that each wait for their answer [64]")
-    parser.add_argument("--attacks", type=float, default=0.05, help="share of the calls that are attacks [0.05]")
-    parser.add_argument("--strangers", type=int, default=1024, help="connections without a token [1024]")
-    parser.add_argument("--alternate", action="store_true", help="compare with as many calls without attacks")
-    parser.add_argument("--quick", action="store_true", help="400 calls, half of the strangers: half a minute")
+    parser.add_argument(
+        "--clients", type=int, default=64, help="that each wait for their answer [64]"
+    )
+    parser.add_argument(
+        "--attacks", type=float, default=0.05, help="share of the calls that are attacks [0.05]"
+    )
+    parser.add_argument(
+        "--strangers", type=int, default=1024, help="connections without a token [1024]"
+    )
+    parser.add_argument(
+        "--alternate", action="store_true", help="compare with as many calls without attacks"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="400 calls, half of the strangers: half a minute"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     if options.quick:
@@ -270,7 +337,9 @@ def main() -> int:
         settings = {"cores": os.cpu_count(), "load": os.getloadavg(), "clients": options.clients}
         options.json.write_text(json.dumps({"settings": settings, **found}, indent=2) + "\n")
     faults = sum(found["calls"][-1][name] for name in ("lost", "wrong", "doubled"))
-    left = [row for row in found["the server"] if row["left"]] + [row for row in found["the end"] if row["found"]]
+    left = [row for row in found["the server"] if row["left"]] + [
+        row for row in found["the end"] if row["found"]
+    ]
     return 1 if faults or left else 0
 
 

@@ -1,6 +1,8 @@
-"""Attacks on a server and on its sandbox, each by a client that has a token of its own: `load` mixes them in.
+"""Attacks on a server and on its sandbox, each by a client that has a token of its own: `load`
+mixes them in.
 
-What each has to come to is known: the outcome or refusal of its own call, never a fault of the infrastructure.
+What each has to come to is known: the outcome or refusal of its own call, never a fault of the
+infrastructure.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ NAMED = "import ctypes\nctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n1 + 1"
 
 
 class Attacker:
-    """Makes one attack at a time, of a kind that is drawn. `calls` are those that the server may count."""
+    """Makes one attack at a time, of a kind that is drawn. `calls` are those that the server may
+    count.
+    """
 
     def __init__(self, url: str, token: str, number: int) -> None:
         self._url, self._token, self._number = url, token, number
@@ -59,24 +63,37 @@ class Attacker:
 
     async def _run(self, code: str, **how: Any) -> ExecutionResult:
         if self._environment is None:
-            self._environment = await asyncio.to_thread(RemoteEnvironment, self._url, token=self._token)
+            self._environment = await asyncio.to_thread(
+                RemoteEnvironment, self._url, token=self._token
+            )
         self.calls += 1
         return await self._environment.run(Submission(code, limits=PATIENT, **how))
 
     async def _signal(self, chance: random.Random) -> str:
-        """A process that is ended by a signal without a name, or by one that the host uses itself."""
+        """A process that is ended by a signal without a name,
+        or by one that the host uses itself.
+        """
         number = chance.choice([*range(34, 64), 9, 24, 31])
         result = await self._run(f"import os\nos.kill(os.getpid(), {number})\n'lives'")
-        return "" if result.status in OWN else f"signal {number}: {result.status} {result.stderr[-100:]}"
+        return (
+            ""
+            if result.status in OWN
+            else f"signal {number}: {result.status} {result.stderr[-100:]}"
+        )
 
     async def _name(self, chance: random.Random) -> str:
         """A name that reads like the kernel's own line."""
-        name = chance.choice([b"VmHWM: 0 kB", b"VmHWM: x", b"VmHWM:\t1e9", b"a) S 1 1 (", b"\nVmHWM: 9"])
+        name = chance.choice(
+            [b"VmHWM: 0 kB", b"VmHWM: x", b"VmHWM:\t1e9", b"a) S 1 1 (", b"\nVmHWM: 9"]
+        )
         return _sound(await self._run(NAMED.format(name=name)))
 
     async def _name_in_session(self, chance: random.Random) -> str:
         session = f"named {self._number} {chance.random()}"
-        found = [_sound(await self._run(NAMED.format(name=b"VmHWM: x"), session=session)) for _ in range(2)]
+        found = [
+            _sound(await self._run(NAMED.format(name=b"VmHWM: x"), session=session))
+            for _ in range(2)
+        ]
         assert self._environment is not None
         await self._environment.end_session(session)
         return " ".join(filter(None, found))
@@ -84,11 +101,19 @@ class Attacker:
     async def _deadline(self, chance: random.Random) -> str:
         seconds = chance.choice([1e12, 1e15, -1.0, 604_801.0])
         result = await self._run("1", deadline_seconds=seconds)
-        return "" if result.status is ToolStatus.INVALID_CALL else f"deadline {seconds}: {result.status}"
+        return (
+            ""
+            if result.status is ToolStatus.INVALID_CALL
+            else f"deadline {seconds}: {result.status}"
+        )
 
     async def _priority(self, chance: random.Random) -> str:
         result = await self._run(f"{chance.random()}", priority=100)
-        return "" if result.status is ToolStatus.OK else f"priority 100: {result.status} {result.stderr[-100:]}"
+        return (
+            ""
+            if result.status is ToolStatus.OK
+            else f"priority 100: {result.status} {result.stderr[-100:]}"
+        )
 
     async def _history(self, chance: random.Random) -> str:
         del chance
@@ -105,15 +130,23 @@ class Attacker:
             with suppress(aiohttp.ClientConnectionError):  # the server closed it as one of theirs
                 async with (
                     aiohttp.ClientSession() as session,
-                    session.post(f"{self._url}/v1/{path}", json=body, headers=self._headers) as response,
+                    session.post(
+                        f"{self._url}/v1/{path}", json=body, headers=self._headers
+                    ) as response,
                 ):
                     said = await response.text()
-                    return "" if response.status in (400, 413) else f"/v1/{path}: {response.status} {said[:200]}"
+                    return (
+                        ""
+                        if response.status in (400, 413)
+                        else f"/v1/{path}: {response.status} {said[:200]}"
+                    )
         return f"/v1/{path}: no connection in {TRIES} tries"
 
     async def _many_on_a_stream(self, chance: random.Random) -> str:
         """The attacker leaves before they have ended."""
-        await self._leave([{"key": key, "run": {"code": "1"}} for key in range(MANY // 2)], chance.random())
+        await self._leave(
+            [{"key": key, "run": {"code": "1"}} for key in range(MANY // 2)], chance.random()
+        )
         return ""
 
     async def _unread(self, chance: random.Random) -> str:

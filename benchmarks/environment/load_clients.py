@@ -1,8 +1,9 @@
 """Clients of a loaded server, and what each of their calls has to come to: `load` starts them.
 
-Each makes one call after the other, of a kind that is drawn: cheap ones, numpy, sympy, cells of sessions, calls that
-are submitted twice under one id, calls that are cancelled, errors, time-outs, too much memory or output, and attacks.
-What is drawn, and which numbers are computed, is the same in every run.
+Each makes one call after the other, of a kind that is drawn: cheap ones, numpy, sympy, cells of
+sessions, calls that are submitted twice under one id, calls that are cancelled, errors, time-outs,
+too much memory or output, and attacks. What is drawn, and which numbers are computed, is the same
+in every run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Tally:
     """What came of the calls."""
 
     def __init__(self) -> None:
-        self.made, self.faults = Counter[str](), {name: Counter[str]() for name in ("lost", "wrong", "doubled")}
+        self.made, self.faults = (
+            Counter[str](),
+            {name: Counter[str]() for name in ("lost", "wrong", "doubled")},
+        )
         self.told: list[str] = []
         self.outcomes = 0
         """That the server has to count: calls whose answer somebody waited for."""
@@ -64,21 +68,44 @@ class Tally:
 
     def judge(self, kind: str, result: ExecutionResult, *, good: bool) -> None:
         if not good:
-            texts = f"{result.stdout[:80]!r} {result.stderr[-300:]!r} {result.value} {result.session}"
-            said = f"{result.status} after {result.duration_seconds:.3f} s, attempt {result.attempt}: {texts}"
+            texts = (
+                f"{result.stdout[:80]!r} {result.stderr[-300:]!r} {result.value} {result.session}"
+            )
+            said = (
+                f"{result.status} after {result.duration_seconds:.3f} s, attempt {result.attempt}:"
+                f" {texts}"
+            )
             self.blame("lost" if str(result.status) == "infrastructure" else "wrong", kind, said)
 
     def rows(self) -> list[Row]:
-        kinds = [*self.made, *(kind for fault in self.faults.values() for kind in fault if kind not in self.made)]
-        rows = [{"calls": k, "made": self.made[k], **{n: f[k] for n, f in self.faults.items()}} for k in kinds]
-        return [*rows, {"calls": "all", "made": self.made.total(), **{n: f.total() for n, f in self.faults.items()}}]
+        kinds = [
+            *self.made,
+            *(kind for fault in self.faults.values() for kind in fault if kind not in self.made),
+        ]
+        rows = [
+            {"calls": k, "made": self.made[k], **{n: f[k] for n, f in self.faults.items()}}
+            for k in kinds
+        ]
+        return [
+            *rows,
+            {
+                "calls": "all",
+                "made": self.made.total(),
+                **{n: f.total() for n, f in self.faults.items()},
+            },
+        ]
 
 
 class Client:
     """Makes calls one after the other, and knows what each has to come to."""
 
     def __init__(
-        self, url: str, number: int, attacks: list[Call], tally: Tally, attacker: Attacker | None = None
+        self,
+        url: str,
+        number: int,
+        attacks: list[Call],
+        tally: Tally,
+        attacker: Attacker | None = None,
     ) -> None:
         """`attacker`: makes the attacks in place of the calls of `attacks`."""
         self._url, self._number, self._attacks, self._tally = url, number, attacks, tally
@@ -115,7 +142,9 @@ class Client:
             except (HrmError, TimeoutError) as error:
                 self._tally.blame("lost", name, f"{type(error).__name__} {error}")
             if name in TIMED:
-                self._tally.seconds.setdefault(self._tally.phase, []).append(time.monotonic() - began)
+                self._tally.seconds.setdefault(self._tally.phase, []).append(
+                    time.monotonic() - began
+                )
             done()
 
     async def leave(self) -> None:
@@ -144,19 +173,27 @@ class Client:
         self._tally.judge(kind, result, good=_same(result, "ok", stdout, value))
 
     async def _plain(self, number: int) -> None:
-        await self._comes_to("plain", f"print({number})\n{number} ** 3", f"{number}\n", str(number**3))
+        await self._comes_to(
+            "plain", f"print({number})\n{number} ** 3", f"{number}\n", str(number**3)
+        )
 
     async def _numpy(self, number: int) -> None:
         code = f"import numpy as np\nprint(int(np.arange({number}).sum()))"
         await self._comes_to("numpy", code, f"{sum(range(number))}\n")
 
     async def _sympy(self, number: int) -> None:
-        code = f"import sympy\nx = sympy.Symbol('x')\nprint(sympy.expand((x + {number}) * (x - {number})))"
+        code = (
+            f"import sympy\nx = sympy.Symbol('x')\nprint(sympy.expand((x + {number}) * (x -"
+            f" {number})))"
+        )
         await self._comes_to("sympy", code, f"x**2 - {number**2}\n" if number else "x**2\n")
 
     async def _error(self, number: int) -> None:
         result = await self._run(f"print({number})\nraise ValueError({number})")
-        good = _same(result, "error", f"{number}\n", None) and f"ValueError: {number}\n" in f"{result.stderr}\n"
+        good = (
+            _same(result, "error", f"{number}\n", None)
+            and f"ValueError: {number}\n" in f"{result.stderr}\n"
+        )
         self._tally.judge("error", result, good=good)
 
     async def _ends(self, kind: str, status: str, code: str, limits: Limits = PATIENT) -> None:
@@ -167,11 +204,15 @@ class Client:
         await self._ends("timeout", "timeout", f"{ENDLESS}  # {number}", Limits(wall_seconds=0.3))
 
     async def _memory(self, number: int) -> None:
-        code = "[0] * 10**10" if number % 2 else "kept = []\nwhile True: kept.append(bytearray(10**6))"
+        code = (
+            "[0] * 10**10" if number % 2 else "kept = []\nwhile True: kept.append(bytearray(10**6))"
+        )
         await self._ends("memory", "out_of_memory", code, Limits(300, 300, memory_bytes=64 * MIB))
 
     async def _output(self, number: int) -> None:
-        await self._ends("output", "output_limit", f"while True: print('{number % 10}' * 1_000_000)")
+        await self._ends(
+            "output", "output_limit", f"while True: print('{number % 10}' * 1_000_000)"
+        )
 
     async def _attack(self, number: int) -> None:
         if self._attacker is not None:
@@ -186,21 +227,34 @@ class Client:
         result = await self._run(call.code, call.limits)
         good = result.status in call.outcomes and "BREACH" not in f"{result.stdout}{result.value}"
         if not good:
-            self._tally.told.append(f"the attack of call {number}: {call.code.partition(chr(10))[0]}")
+            self._tally.told.append(
+                f"the attack of call {number}: {call.code.partition(chr(10))[0]}"
+            )
         self._tally.judge("attack", result, good=good)
 
     async def _twice(self, number: int) -> None:
         """Under one id, at once or one after the other: it runs once, or draws other bytes."""
-        code, name = f"import os\nprint({number})\nos.urandom(8).hex()", f"{SEED} {self._number} {number}"
+        code, name = (
+            f"import os\nprint({number})\nos.urandom(8).hex()",
+            f"{SEED} {self._number} {number}",
+        )
         first, second = await self._both(code, name, None)
-        self._tally.judge("twice", first, good=_same(first, "ok", f"{number}\n", first.value) and bool(first.value))
+        self._tally.judge(
+            "twice",
+            first,
+            good=_same(first, "ok", f"{number}\n", first.value) and bool(first.value),
+        )
         if second.value != first.value:
             self._tally.blame("doubled", "twice", f"{first} and {second}")
 
     async def _both(self, code: str, name: str, session: str | None) -> list[ExecutionResult]:
         self._tally.outcomes -= 1  # of two there is one outcome
         calls = [self._run(code, id=name, session=session) for _ in range(2)]
-        return list(await asyncio.gather(*calls)) if self._chance.random() < 0.5 else [await call for call in calls]
+        return (
+            list(await asyncio.gather(*calls))
+            if self._chance.random() < 0.5
+            else [await call for call in calls]
+        )
 
     async def _cell(self, number: int) -> None:
         del number
@@ -208,7 +262,9 @@ class Client:
         self._counted("cell", result)
 
     async def _cell_twice(self, number: int) -> None:
-        for result in await self._both(await self._next_cell(), f"{SEED} cell {number}", self._name):
+        for result in await self._both(
+            await self._next_cell(), f"{SEED} cell {number}", self._name
+        ):
             self._counted("cell twice", result)
 
     @property
@@ -222,7 +278,11 @@ class Client:
         return "count += 1\ncount" if self._cells > 1 else f"count = {self._count}\ncount"
 
     def _counted(self, kind: str, result: ExecutionResult) -> None:
-        ahead = result.value is not None and result.value.isdecimal() and int(result.value) > self._count
+        ahead = (
+            result.value is not None
+            and result.value.isdecimal()
+            and int(result.value) > self._count
+        )
         if ahead:
             self._tally.blame("doubled", kind, f"{result.value}, not {self._count}")
         else:
@@ -241,7 +301,9 @@ class Client:
         await self._cancel(f"count = -1\n{ENDLESS}  # {number}", self._name)
 
     async def _cancel(self, code: str, session: str | None) -> None:
-        task = asyncio.ensure_future(self._environment.run(Submission(code, session=session, limits=PATIENT)))
+        task = asyncio.ensure_future(
+            self._environment.run(Submission(code, session=session, limits=PATIENT))
+        )
         await asyncio.wait([task], timeout=self._chance.choice((0.0, 0.01, 0.1)))
         if task.done():
             self._tally.judge("cancelled", await task, good=False)
@@ -258,6 +320,10 @@ def short_attacks() -> list[Call]:
     """Of one call, soon over, and without anything of the host in them."""
     calls = [snippet.calls[0] for snippet in read_folder(CORPUS) if len(snippet.calls) == 1]
     light = [call for call in calls if call.session is None and not call.heavy and call.copies == 1]
-    short = [call for call in light if call.limits.wall_seconds <= ATTACK_SECONDS or "ok" in call.outcomes]
+    short = [
+        call
+        for call in light
+        if call.limits.wall_seconds <= ATTACK_SECONDS or "ok" in call.outcomes
+    ]
     own = [call for call in short if not re.search(r"@[A-Z_0-9]+@", call.code)]
     return [call for call in own if call.limits.memory_bytes == DEFAULTS["memory"] * MIB]

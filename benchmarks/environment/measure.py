@@ -1,4 +1,6 @@
-"""Clients that call one after the other, and what that cost: clock, and CPU of every process that was in it."""
+"""Clients that call one after the other, and what that cost: clock, and CPU of every process that
+was in it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Effort:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it, the dead ones included: whoever waited for them has their seconds."""
+    """Of this process and all below it, the dead ones included: whoever waited for them has their
+    seconds.
+    """
     process = psutil.Process()
     total = 0.0
     for member in [process, *process.children(recursive=True)]:
@@ -68,7 +72,9 @@ def row(
     seconds: float,
     cpu: float,
 ) -> Row:
-    """`good/s` counts right answers only; CPU is shared out among them too, since what is lost has to be paid for."""
+    """`good/s` counts right answers only; CPU is shared out among them too, since what is lost has
+    to be paid for.
+    """
     ordered, good = sorted(latencies), verdicts["good"]
     return {
         "workload": workload.name,

@@ -1,9 +1,12 @@
-"""Peers from checkouts of theirs: code-judge and SandboxFusion, each started as its README says, at its own defaults.
+"""Peers from checkouts of theirs: code-judge and SandboxFusion, each started as its README says, at
+its own defaults.
 
-Checkouts and their virtual environments are the reader's to make (`python -m benchmarks.environment --help`), and
-nothing of them is kept here. Snippets run in the interpreter that `python` is in the PATH that the server was given:
-that of the virtual environment, which needs numpy and sympy. SandboxFusion asks conda for an environment of the name
-`sandbox-runtime`; a folder `condabin` above its virtual environment, with a script `bin/activate NAME`, does as well.
+Checkouts and their virtual environments are the reader's to make
+(`python -m benchmarks.environment --help`), and nothing of them is kept here. Snippets run in the
+interpreter that `python` is in the PATH that the server was given: that of the virtual environment,
+which needs numpy and sympy. SandboxFusion asks conda for an environment of the name
+`sandbox-runtime`; a folder `condabin` above its virtual environment, with a script
+`bin/activate NAME`, does as well.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ _FAR = aiohttp.ClientTimeout(total=120)
 
 
 @asynccontextmanager
-async def code_judge(checkout: Path, python: Path, *, batches: bool = False) -> AsyncGenerator[Call]:
+async def code_judge(
+    checkout: Path, python: Path, *, batches: bool = False
+) -> AsyncGenerator[Call]:
     """Redis, the API and the workers; one call per request, or `BATCH` of them."""
     redis = shutil.which("redis-server")
     if redis is None:
@@ -45,7 +50,19 @@ async def code_judge(checkout: Path, python: Path, *, batches: bool = False) -> 
     api += ["--port", str(port), "--timeout-worker-healthcheck", "60"]
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            _running([redis, "--port", str(redis_port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]),
+            _running(
+                [
+                    redis,
+                    "--port",
+                    str(redis_port),
+                    "--bind",
+                    "127.0.0.1",
+                    "--save",
+                    "",
+                    "--dir",
+                    folder,
+                ]
+            ),
             _running([str(python), "run_workers.py"], checkout, variables),
             _running([str(python), *api], checkout, variables),
             _asked(f"http://127.0.0.1:{port}", "/ping") as http,
@@ -64,8 +81,12 @@ def _judged(http: aiohttp.ClientSession) -> Call:
 def _judged_in_batches(http: aiohttp.ClientSession) -> Call:
     async def call(workload: Workload, client: int) -> Sequence[Answer]:
         given = {"type": "python", "solution": workload.code}
-        answer = await _posted(http, "/run/long-batch", {"type": "batch", "submissions": [given] * BATCH})
-        return [_of_code_judge(result) for result in answer["results"]] if answer else [None] * BATCH
+        answer = await _posted(
+            http, "/run/long-batch", {"type": "batch", "submissions": [given] * BATCH}
+        )
+        return (
+            [_of_code_judge(result) for result in answer["results"]] if answer else [None] * BATCH
+        )
 
     return call
 
@@ -73,7 +94,13 @@ def _judged_in_batches(http: aiohttp.ClientSession) -> Call:
 def _of_code_judge(answer: Mapping[str, Any] | None) -> Answer:
     if answer is None or answer["reason"] in ("queue_timeout", "internal_error"):
         return None
-    status = "timeout" if answer["reason"] == "worker_timeout" else "ok" if answer["run_success"] else "error"
+    status = (
+        "timeout"
+        if answer["reason"] == "worker_timeout"
+        else "ok"
+        if answer["run_success"]
+        else "error"
+    )
     return status, answer["stdout"] or ""
 
 
@@ -82,7 +109,16 @@ async def sandbox_fusion(checkout: Path, python: Path) -> AsyncGenerator[Call]:
     """One server process, as `make run` starts it."""
     port = _free_port()
     (checkout / "docs" / "build").mkdir(parents=True, exist_ok=True)
-    words = [str(python), "-m", "uvicorn", "sandbox.server.server:app", "--host", "127.0.0.1", "--port", str(port)]
+    words = [
+        str(python),
+        "-m",
+        "uvicorn",
+        "sandbox.server.server:app",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     async with (
         _running(words, checkout, _variables(python)),
         _asked(f"http://127.0.0.1:{port}", "/v1/ping") as http,
@@ -96,12 +132,16 @@ async def sandbox_fusion(checkout: Path, python: Path) -> AsyncGenerator[Call]:
             if not found or found["status"] == "Error":
                 return [None]
             late = found["status"] == "TimeLimitExceeded"
-            return [("timeout" if late else "error" if found["return_code"] else "ok", found["stdout"])]
+            return [
+                ("timeout" if late else "error" if found["return_code"] else "ok", found["stdout"])
+            ]
 
         yield call
 
 
-async def _posted(http: aiohttp.ClientSession, path: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
+async def _posted(
+    http: aiohttp.ClientSession, path: str, given: Mapping[str, Any]
+) -> dict[str, Any] | None:
     with suppress(aiohttp.ClientError, TimeoutError):
         async with http.post(path, json=given) as response:
             return await response.json() if response.ok else None
@@ -112,7 +152,9 @@ async def _posted(http: aiohttp.ClientSession, path: str, given: Mapping[str, An
 async def _asked(url: str, ping: str) -> AsyncGenerator[aiohttp.ClientSession]:
     """A client of a server, once that answers."""
     loop = asyncio.get_running_loop()
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=_FAR) as http:
+    async with aiohttp.ClientSession(
+        url, connector=aiohttp.TCPConnector(limit=0), timeout=_FAR
+    ) as http:
         end = loop.time() + _START_SECONDS
         while True:
             with suppress(aiohttp.ClientError):

@@ -1,14 +1,17 @@
-"""A whole step's calls at once while slots are killed, and the arrival rate at which the mean latency stays bearable.
+"""A whole step's calls at once while slots are killed, and the arrival rate at which the mean
+latency stays bearable.
 
     python -m benchmarks.environment.queue [--calls 45000] [--quick] [--json FILE]
 
-`flood`: all calls are submitted at once; once a second a slot's process is killed. Every call prints a number of its
-own, so that an answer that belongs to another call is seen; every fourth one needs numpy. Told are the calls that were
-lost (`infrastructure`), answered wrongly, answered twice (by the environment's own count), run again because a slot
-died, and begun before one that was submitted earlier. The memory is this process's, in which the queue lives.
+`flood`: all calls are submitted at once; once a second a slot's process is killed. Every call
+prints a number of its own, so that an answer that belongs to another call is seen; every fourth one
+needs numpy. Told are the calls that were lost (`infrastructure`), answered wrongly, answered twice
+(by the environment's own count), run again because a slot died, and begun before one that was
+submitted earlier. The memory is this process's, in which the queue lives.
 
-`rates`: calls arrive at random (Poisson), whether or not earlier ones are answered, at rising shares of what the flood
-got through. Held is the highest rate with a mean latency of at most 0.3 s, the mean of the paper's service.
+`rates`: calls arrive at random (Poisson), whether or not earlier ones are answered, at rising
+shares of what the flood got through. Held is the highest rate with a mean latency of at most 0.3 s,
+the mean of the paper's service.
 """
 
 from __future__ import annotations
@@ -60,7 +63,11 @@ class Asked:
 
     @property
     def wrong(self) -> bool:
-        return not self.lost and self.result is not None and self.result.stdout != f"{self.number + 1}\n"
+        return (
+            not self.lost
+            and self.result is not None
+            and self.result.stdout != f"{self.number + 1}\n"
+        )
 
     @property
     def latency(self) -> float:
@@ -128,7 +135,9 @@ def flood(calls: int, timeout: float) -> Row:
 
 
 def out_of_order(calls: Sequence[Asked]) -> int:
-    """Calls that began before one submitted earlier. A call that is run again goes before others rightly."""
+    """Calls that began before one submitted earlier. A call that is run again goes before others
+    rightly.
+    """
     latest, found = 0.0, 0
     for call in calls:
         if call.attempt > 1 or call.lost:
@@ -169,7 +178,12 @@ def _killing() -> Generator[list[int]]:
 
 def _slots() -> list[int]:
     """What was started here starts the fork server, which forks slots."""
-    return [slot for started in _children(os.getpid()) for server in _children(started) for slot in _children(server)]
+    return [
+        slot
+        for started in _children(os.getpid())
+        for server in _children(started)
+        for slot in _children(server)
+    ]
 
 
 def _children(pid: int) -> list[int]:
@@ -199,7 +213,9 @@ def _watching(process: psutil.Process) -> Generator[list[int]]:
 
 
 def rates(most: float, seconds: float) -> list[Row]:
-    """At rising shares of `most` calls/s, until the latency is no longer bearable at two of them."""
+    """At rising shares of `most` calls/s,
+    until the latency is no longer bearable at two of them.
+    """
     environment = LocalEnvironment()
     rows: list[Row] = []
     try:
@@ -239,7 +255,9 @@ def _at_rate(environment: LocalEnvironment, rate: float, seconds: float) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=45_000, help="submitted at once [45000]")
     parser.add_argument("--quick", action="store_true", help="3,000 calls, and shorter rates")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -251,7 +269,10 @@ def main() -> None:
     arrivals = rates(flooded["calls/s"], 3.0 if options.quick else 10.0)
     show("rates", arrivals)
     held = max((row["arrivals/s"] for row in arrivals if row["bearable"]), default=0.0)
-    print(f"held at a mean of {BEARABLE_SECONDS} s: {held:,.0f} arrivals/s, {held * 60:,.0f} calls in a minute")
+    print(
+        f"held at a mean of {BEARABLE_SECONDS} s: {held:,.0f} arrivals/s, {held * 60:,.0f} calls in"
+        " a minute"
+    )
     if options.json is not None:
         settings = {"cores": os.cpu_count(), "load": os.getloadavg()}
         found = {"settings": settings, "flood": flooded, "rates": arrivals, "held": held}

@@ -1,11 +1,13 @@
-"""What a short session costs: one that is opened, runs one small cell and is closed, as a rollout with a tool has it.
+"""What a short session costs: one that is opened, runs one small cell and is closed, as a rollout
+with a tool has it.
 
     python -m benchmarks.environment.short_sessions [--against COMMIT ...] [--sessions 300] [--beside 16]
         [--pause 0 30] [--cell expression] [--repeats 5] [--json FILE]
 
-CPU milliseconds a session, of this process and of the sandbox's. `pause`: milliseconds between a cell's answer and the
-session's end, while a rollout's model writes on. Each measurement is a process of its own, and a warm-up comes first.
-COMMIT is checked out beside and measured in turn with this tree; of all repeats the median counts.
+CPU milliseconds a session, of this process and of the sandbox's. `pause`: milliseconds between a
+cell's answer and the session's end, while a rollout's model writes on. Each measurement is a
+process of its own, and a warm-up comes first. COMMIT is checked out beside and measured in turn
+with this tree; of all repeats the median counts.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from hrm_agent.environment.local.environment import LocalEnvironment
 HERE = Path(__file__).parents[2]
 SUM = "total = 0\nfor part in (12, 7):\n    total += part * 7\n"
 CELLS = {"expression": SUM + "print(total)", "block": SUM + "if total:\n    print(total)"}
-"""By their last statement: where that is an expression on a line of its own, a cell is compiled without a tree."""
+"""By their last statement: where that is an expression on a line of its own, a cell is compiled
+without a tree.
+"""
 RIGHT = "133\n"
 WARM_UP = 64
 Row = dict[str, Any]
@@ -47,7 +51,9 @@ async def short_sessions(
     async def client() -> None:
         while waiting:
             session = f"{name} {waiting.pop()}"
-            result = await environment.run(Submission(CELLS[cell], session=session, run=name, history=()))
+            result = await environment.run(
+                Submission(CELLS[cell], session=session, run=name, history=())
+            )
             if result.stdout != RIGHT:
                 raise SystemExit(f"a wrong answer: {result}")
             if pause:
@@ -84,12 +90,24 @@ async def spent(count: int, beside: int, pause: float, cell: str) -> Row:
 
 def measured(tree: Path, options: argparse.Namespace, pause: float) -> Row:
     """In milliseconds a session, in a process under `tree`."""
-    command = [sys.executable, "-P", __file__, "--measure", str(pause)]  # -P: this folder has names of the library
-    command += ["--sessions", str(options.sessions), "--beside", str(options.beside), "--cell", options.cell]
+    # -P: this folder has names of the library
+    command = [sys.executable, "-P", __file__, "--measure", str(pause)]
+    command += [
+        "--sessions",
+        str(options.sessions),
+        "--beside",
+        str(options.beside),
+        "--cell",
+        options.cell,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, text=True, check=True)
-    return {part: seconds / options.sessions * 1e3 for part, seconds in json.loads(done.stdout).items()}
+    done = subprocess.run(
+        command, env=environment, cwd=tree, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return {
+        part: seconds / options.sessions * 1e3 for part, seconds in json.loads(done.stdout).items()
+    }
 
 
 def compared(options: argparse.Namespace) -> list[Row]:
@@ -97,7 +115,9 @@ def compared(options: argparse.Namespace) -> list[Row]:
     from benchmarks.rollout_profile.__main__ import checked_out
 
     with ExitStack() as stack:
-        trees = {commit: stack.enter_context(checked_out(commit)) for commit in options.against} | {"this tree": HERE}
+        trees = {commit: stack.enter_context(checked_out(commit)) for commit in options.against} | {
+            "this tree": HERE
+        }
         rows: list[Row] = []
         for pause in options.pause:
             found: dict[str, list[Row]] = {name: [] for name in trees}
@@ -106,14 +126,20 @@ def compared(options: argparse.Namespace) -> list[Row]:
                     found[name].append(measured(tree, options, pause / 1e3))
             first = 0.0
             for name, repeats in found.items():
-                middle = {part: statistics.median(row[part] for row in repeats) for part in repeats[0]}
+                middle = {
+                    part: statistics.median(row[part] for row in repeats) for part in repeats[0]
+                }
                 first = first or middle["sandbox"]
                 low, high = (chosen(row["sandbox"] for row in repeats) for chosen in (min, max))
                 parts = {f"{part} ms": value for part, value in middle.items()}
                 rows.append(
                     {"pause ms": pause, "tree": name}
                     | parts
-                    | {"sandbox, lowest": low, "highest": high, "of the first": middle["sandbox"] / first}
+                    | {
+                        "sandbox, lowest": low,
+                        "highest": high,
+                        "of the first": middle["sandbox"] / first,
+                    }
                 )
         return rows
 
@@ -121,17 +147,28 @@ def compared(options: argparse.Namespace) -> list[Row]:
 def show(rows: list[Row]) -> None:
     table = Table(*rows[0])
     for found in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in found.values()))
+        table.add_row(
+            *(
+                f"{value:.2f}" if isinstance(value, float) else str(value)
+                for value in found.values()
+            )
+        )
     Console(width=120).print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", nargs="*", default=[], metavar="COMMIT", help="measure these commits too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--against", nargs="*", default=[], metavar="COMMIT", help="measure these commits too"
+    )
     parser.add_argument("--sessions", type=int, default=300)
     parser.add_argument("--beside", type=int, default=16, help="sessions side by side")
     parser.add_argument("--pause", type=int, nargs="+", default=[0, 30], metavar="MILLISECONDS")
-    parser.add_argument("--cell", choices=list(CELLS), default="expression", help="what it ends with")
+    parser.add_argument(
+        "--cell", choices=list(CELLS), default="expression", help="what it ends with"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
@@ -143,14 +180,20 @@ def main() -> None:
     rows = compared(options)
     show(rows)
     if options.json is not None:
-        settings = {"cores": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release()}
+        settings = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+        }
         settings |= {
             "load": os.getloadavg(),
             "sessions": options.sessions,
             "beside": options.beside,
             "cell": options.cell,
         }
-        options.json.write_text(json.dumps({"settings": settings, "short sessions": rows}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"settings": settings, "short sessions": rows}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Run by the interpreter of a virtual environment that has smolagents: its in-process interpreter, call after call.
+"""Run by the interpreter of a virtual environment that has smolagents: its in-process interpreter,
+call after call.
 
-Reads workloads as JSON from stdin and writes what became of each. A new executor for each call, as for each of ours
-there is a new process; imports stay, since the process does. Standard library and smolagents only.
+Reads workloads as JSON from stdin and writes what became of each. A new executor for each call, as
+for each of ours there is a new process; imports stay, since the process does. Standard library and
+smolagents only.
 """
 
 # pyright: reportMissingImports=false
@@ -42,9 +44,17 @@ def measured(workload: dict[str, Any], calls: int, seconds: float) -> dict[str, 
 def main() -> None:
     given = json.load(sys.stdin)
     for workload in given["workloads"]:
-        ran({**workload, "seconds": 60} if workload["status"] != "timeout" else {**workload, "code": "0"})  # warm
+        # warm
+        ran(
+            {**workload, "seconds": 60}
+            if workload["status"] != "timeout"
+            else {**workload, "code": "0"}
+        )
         late = workload["status"] == "timeout"
-        print(json.dumps(measured(workload, 1 if late else given["calls"], given["seconds"])), flush=True)
+        print(
+            json.dumps(measured(workload, 1 if late else given["calls"], given["seconds"])),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

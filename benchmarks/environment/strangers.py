@@ -1,9 +1,11 @@
-"""Connections without a token that never ask anything: half of them say nothing, half send half a header.
+"""Connections without a token that never ask anything: half of them say nothing, half send half a
+header.
 
     python -m benchmarks.environment.strangers URL NUMBER
 
-A process of its own: in the clients' loop they would keep the clients from sending what they have connected for.
-Whenever the server closes one, another is opened after a pause. When standard input ends, prints how many were opened.
+A process of its own: in the clients' loop they would keep the clients from sending what they have
+connected for. Whenever the server closes one, another is opened after a pause. When standard input
+ends, prints how many were opened.
 """
 
 from __future__ import annotations

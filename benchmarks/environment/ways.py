@@ -1,7 +1,9 @@
-"""Ways to run a snippet: ours in three forms, a new interpreter per call, and one inside a sandbox of bubblewrap's.
+"""Ways to run a snippet: ours in three forms, a new interpreter per call, and one inside a sandbox
+of bubblewrap's.
 
-Each opens as a `Call`. `python -I` per call has no isolation at all; bubblewrap's has new namespaces and a read-only
-view of the files, without a filter of system calls. Both run twice as many at once as there are cores.
+Each opens as a `Call`. `python -I` per call has no isolation at all; bubblewrap's has new
+namespaces and a read-only view of the files, without a filter of system calls. Both run twice as
+many at once as there are cores.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def _asking(environment: Environment, *, sessions: bool = False) -> Call:
         limits = Limits(wall_seconds=workload.seconds)
         name = f"client {client}" if sessions else None
         # No history: cells of a benchmark are not to be run again.
-        return [answer_of(await environment.run(Submission(workload.code, session=name, limits=limits)))]
+        return [
+            answer_of(await environment.run(Submission(workload.code, session=name, limits=limits)))
+        ]
 
     return call
 
@@ -67,7 +71,9 @@ def session() -> Opened:
 
 @asynccontextmanager
 async def served(*, plain: bool = False) -> AsyncGenerator[Call]:
-    """From a server process, by our client, or by a plain request for each call as the peers are asked."""
+    """From a server process, by our client, or by a plain request for each call as the peers are
+    asked.
+    """
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
         token.write_text(_TOKEN)
@@ -97,7 +103,9 @@ async def _by_client(url: str) -> AsyncGenerator[Call]:
 @asynccontextmanager
 async def _by_requests(url: str) -> AsyncGenerator[Call]:
     headers = {"Authorization": f"Bearer {_TOKEN}"}
-    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+    async with aiohttp.ClientSession(
+        headers=headers, connector=aiohttp.TCPConnector(limit=0)
+    ) as http:
 
         async def call(workload: Workload, client: int) -> Sequence[Answer]:
             submission = Submission(workload.code, limits=Limits(wall_seconds=workload.seconds))
@@ -116,7 +124,16 @@ def bubblewrap() -> Opened | None:
     found = shutil.which("bwrap")
     if found is None:
         return None
-    words = [found, *_SANDBOX.split(), "--setenv", "OPENBLAS_NUM_THREADS", "1", sys.executable, "-I", "-c"]
+    words = [
+        found,
+        *_SANDBOX.split(),
+        "--setenv",
+        "OPENBLAS_NUM_THREADS",
+        "1",
+        sys.executable,
+        "-I",
+        "-c",
+    ]
     return _commands(lambda code: [*words, code])
 
 

@@ -1,8 +1,10 @@
-"""Run inside a fork server, warm and fenced off as it is, before it begins to serve: what calls are compared with.
+"""Run inside a fork server, warm and fenced off as it is, before it begins to serve: what calls are
+compared with.
 
-`floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out what a slot puts up for itself: its
-user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and Landlock. What a call itself pays for
-(a process-id namespace, limits, capabilities) stays; the floor has a row for the namespace.
+`floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out what a slot puts
+up for itself: its user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and
+Landlock. What a call itself pays for (a process-id namespace, limits, capabilities) stays; the
+floor has a row for the namespace.
 """
 
 # A fork server knows its package as `sandbox`.
@@ -70,8 +72,11 @@ def floor() -> None:
 def unfenced() -> None:
     def enter(layers: zygote.Layers, number: int) -> str:
         kernel.die_with_parent()
-        if not os.access("/tmp", os.W_OK):  # one for all slots: a call's is looked at and its times are reset
-            kernel._mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, kernel.TMP_OPTIONS)
+        # one for all slots: a call's is looked at and its times are reset
+        if not os.access("/tmp", os.W_OK):
+            kernel._mount(
+                "tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, kernel.TMP_OPTIONS
+            )
         os.chdir("/tmp")
         return "/tmp"
 

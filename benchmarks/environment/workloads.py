@@ -34,12 +34,14 @@ WORKLOADS = (
     PLAIN,
     Workload(
         "sympy",
-        "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x), sympy.factor(x**3 - 1))",
+        "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x),"
+        " sympy.factor(x**3 - 1))",
         "[2, 3] (x - 1)*(x**2 + x + 1)\n",
     ),
     Workload(
         "numpy",
-        "import numpy as np\na = np.arange(16.0).reshape(4, 4) + 4 * np.eye(4)\nprint(round(np.linalg.det(a)))",
+        "import numpy as np\na = np.arange(16.0).reshape(4, 4) + 4 *"
+        " np.eye(4)\nprint(round(np.linalg.det(a)))",
         "896\n",
     ),
     Workload("error", "def f(x):\n    return 1 / x\n\nprint(f(1))\nf(0)", "1.0\n", "error"),

@@ -1,1 +1,3 @@
-"""What reinforcement learning makes of the small policies, over several seeds. See `benchmarks.learning.__main__`."""
+"""What reinforcement learning makes of the small policies, over several seeds. See
+`benchmarks.learning.__main__`.
+"""

@@ -2,17 +2,20 @@
 
     python -m benchmarks.learning [--only CLAIM ...] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
 
-* `demo`: the course of `make demo`, and the one that takes 0.7 of its rollouts: accuracy on held-out problems, share of
-  the rollouts that are trained on.
-* `roles`: the four-role agent from a start that errs in each role, by each way to credit its calls, at equal rollouts.
+* `demo`: the course of `make demo`, and the one that takes 0.7 of its rollouts: accuracy on
+  held-out problems, share of the rollouts that are trained on.
+* `roles`: the four-role agent from a start that errs in each role, by each way to credit its calls,
+  at equal rollouts.
 * `together`: one policy trained on the tool loop and on the four roles at once, measured on each.
 * `stages`: `configs/laptop.toml`, stage by stage.
-* `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that learn, at equal
-  rollouts.
-* `waiting`: the same with few rollouts of which each waits ten seconds: wall clocks, to be compared with `--jobs 1`.
+* `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that
+  learn, at equal rollouts.
+* `waiting`: the same with few rollouts of which each waits ten seconds: wall clocks, to be compared
+  with `--jobs 1`.
 
-Accuracies are on held-out problems at the temperature of training, with 95 % intervals; each training is one process of
-one thread, `--jobs` of them side by side. With `--folder` runs are kept, and what is there already is not run again.
+Accuracies are on held-out problems at the temperature of training, with 95 % intervals; each
+training is one process of one thread, `--jobs` of them side by side. With `--folder` runs are kept,
+and what is there already is not run again.
 """
 
 from __future__ import annotations
@@ -56,23 +59,41 @@ def demo(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
         model = trained(place, *_flags(keys | (QUICK if quick else {}), seed))
         found = evaluated(Path(f"{place}-after"), model, *_held_out(problems))
         rows = rows_of(place)
-        return {"way": name, "rollouts": rollouts_of(rows), "share_trained": share_trained(rows), "after": found}
+        return {
+            "way": name,
+            "rollouts": rollouts_of(rows),
+            "share_trained": share_trained(rows),
+            "after": found,
+        }
 
     return [lambda name=name, keys=keys: job(name, keys) for name, keys in DEMO.items()]
 
 
 def roles(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
     """A job for each way to credit."""
-    keys = {"policy": ROLES_POLICY, "graph": "reasoning", "steps": "16", "prompts-per-step": "8", "group-size": "8"}
+    keys = {
+        "policy": ROLES_POLICY,
+        "graph": "reasoning",
+        "steps": "16",
+        "prompts-per-step": "8",
+        "group-size": "8",
+    }
     keys |= {"learning-rate": "2e-4", "forward": "tree"}
 
     def job(credit: str) -> Row:
         place = folder / f"roles-{credit}-{seed}"
         model = trained(place, *_flags(keys | {"credit": credit} | (QUICK if quick else {}), seed))
-        found = evaluated(Path(f"{place}-after"), model, "--graph", "reasoning", *_held_out(problems))
+        found = evaluated(
+            Path(f"{place}-after"), model, "--graph", "reasoning", *_held_out(problems)
+        )
         rows = rows_of(place)
         last = {role: facts["weight_share"] for role, facts in rows[0]["roles"].items()}
-        return {"way": credit, "rollouts": rollouts_of(rows), "weight_share_of_step_0": last, "after": found}
+        return {
+            "way": credit,
+            "rollouts": rollouts_of(rows),
+            "weight_share_of_step_0": last,
+            "after": found,
+        }
 
     return [lambda credit=credit: job(credit) for credit in CREDITS]
 
@@ -80,7 +101,13 @@ def roles(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 def together(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
     """One job."""
     graph = f"{Path(__file__).with_name('both.py')}:graph"
-    keys = {"policy": ROLES_POLICY, "graph": graph, "steps": "24", "prompts-per-step": "16", "group-size": "8"}
+    keys = {
+        "policy": ROLES_POLICY,
+        "graph": graph,
+        "steps": "24",
+        "prompts-per-step": "16",
+        "group-size": "8",
+    }
     keys |= {"learning-rate": "2e-4", "forward": "tree"}
 
     def job() -> Row:
@@ -100,9 +127,23 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
     def job() -> Row:
         place = folder / f"stages-{seed}"
-        few = ["--prompts-per-step", "2", "--group-size", "2", "--eval-problems", "2", "--problems", "4"]
+        few = [
+            "--prompts-per-step",
+            "2",
+            "--group-size",
+            "2",
+            "--eval-problems",
+            "2",
+            "--problems",
+            "4",
+        ]
         trained(
-            place, "--config", str(PROJECT / "configs" / "laptop.toml"), "--seed", str(seed), *(few if quick else [])
+            place,
+            "--config",
+            str(PROJECT / "configs" / "laptop.toml"),
+            "--seed",
+            str(seed),
+            *(few if quick else []),
         )
         rows = rows_of(place)
         found: list[Row] = []
@@ -119,15 +160,25 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
                     "truncated": fmean(row["rollout/truncated"] for row in own[-5:]),
                 }
             )
-        seconds = sum(value for row in rows for key, value in row.items() if key.endswith("_cpu_seconds"))
-        return {"way": "stages", "rollouts": rollouts_of(rows), "stages": found, "cpu_seconds": seconds}
+        seconds = sum(
+            value for row in rows for key, value in row.items() if key.endswith("_cpu_seconds")
+        )
+        return {
+            "way": "stages",
+            "rollouts": rollouts_of(rows),
+            "stages": found,
+            "cpu_seconds": seconds,
+        }
 
     return [job]
 
 
 def behind(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
     """A job for each bound on the versions behind."""
-    return [partial(_behind, folder / f"behind-{k}-{seed}", k, {"steps": "20"}, seed, problems, quick) for k in BOUNDS]
+    return [
+        partial(_behind, folder / f"behind-{k}-{seed}", k, {"steps": "20"}, seed, problems, quick)
+        for k in BOUNDS
+    ]
 
 
 def waiting(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
@@ -138,16 +189,24 @@ def waiting(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
         "group-size": "4",
         "graph": f"{Path(__file__).with_name('waiting.py')}:graph",
     }
-    return [partial(_behind, folder / f"waiting-{k}-{seed}", k, keys, seed, problems, quick) for k in BOUNDS]
+    return [
+        partial(_behind, folder / f"waiting-{k}-{seed}", k, keys, seed, problems, quick)
+        for k in BOUNDS
+    ]
 
 
-def _behind(place: Path, versions: int, keys: dict[str, str], seed: int, problems: int, quick: bool) -> Row:
+def _behind(
+    place: Path, versions: int, keys: dict[str, str], seed: int, problems: int, quick: bool
+) -> Row:
     keys = keys | {"versions-behind": str(versions), "correction": "token" if versions else "none"}
     model = trained(place, *_flags(keys | (QUICK if quick else {}), seed))
     found = evaluated(Path(f"{place}-after"), model, *_held_out(problems))
     rows = rows_of(place)
     known = [row for row in rows if row["staleness_max"] is not None]
-    spent = {kind: [name for name in rows[0] if name.endswith(kind)] for kind in ("_seconds", "_cpu_seconds")}
+    spent = {
+        kind: [name for name in rows[0] if name.endswith(kind)]
+        for kind in ("_seconds", "_cpu_seconds")
+    }
     cpu = sum(row[name] for row in rows for name in spent["_cpu_seconds"])
     return {
         "way": f"{versions} versions behind",
@@ -163,7 +222,14 @@ def _behind(place: Path, versions: int, keys: dict[str, str], seed: int, problem
     }
 
 
-CLAIMS = {"demo": demo, "roles": roles, "together": together, "stages": stages, "behind": behind, "waiting": waiting}
+CLAIMS = {
+    "demo": demo,
+    "roles": roles,
+    "together": together,
+    "stages": stages,
+    "behind": behind,
+    "waiting": waiting,
+}
 
 
 def starts(folder: Path, problems: int) -> list[Job]:
@@ -171,14 +237,24 @@ def starts(folder: Path, problems: int) -> list[Job]:
 
     def job(policy: str, graph: str) -> Row:
         place = folder / f"before-{policy.partition(':')[2]}-{graph}"
-        return {"policy": policy, "graph": graph, **evaluated(place, policy, "--graph", graph, *_held_out(problems))}
+        return {
+            "policy": policy,
+            "graph": graph,
+            **evaluated(place, policy, "--graph", graph, *_held_out(problems)),
+        }
 
-    wanted = [("builtin:cold-start", "tool_loop"), (ROLES_POLICY, "tool_loop"), (ROLES_POLICY, "reasoning")]
+    wanted = [
+        ("builtin:cold-start", "tool_loop"),
+        (ROLES_POLICY, "tool_loop"),
+        (ROLES_POLICY, "reasoning"),
+    ]
     return [lambda policy=policy, graph=graph: job(policy, graph) for policy, graph in wanted]
 
 
 def _flags(keys: dict[str, str], seed: int) -> list[str]:
-    return [word for key, value in {**keys, "seed": str(seed)}.items() for word in (f"--{key}", value)]
+    return [
+        word for key, value in {**keys, "seed": str(seed)}.items() for word in (f"--{key}", value)
+    ]
 
 
 def _held_out(problems: int) -> tuple[str, ...]:
@@ -192,19 +268,28 @@ def _all(jobs: Sequence[Job], side_by_side: int) -> list[Row]:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=[*CLAIMS], default=[*CLAIMS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
-    parser.add_argument("--problems", type=int, default=256, help="held-out problems of an evaluation")
+    parser.add_argument(
+        "--problems", type=int, default=256, help="held-out problems of an evaluation"
+    )
     parser.add_argument("--quick", action="store_true", help="a step each, which says nothing")
-    parser.add_argument("--folder", type=Path, help="where the runs are kept; otherwise they are deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs are kept; otherwise they are deleted"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        record: Row = {"problems": options.problems, "starts": _all(starts(folder, options.problems), options.jobs)}
+        record: Row = {
+            "problems": options.problems,
+            "starts": _all(starts(folder, options.problems), options.jobs),
+        }
         for name in options.only:
             jobs = [
                 (seed, job)
@@ -212,7 +297,9 @@ def main() -> None:
                 for job in CLAIMS[name](folder, seed, options.problems, options.quick)
             ]
             found = _all([job for _, job in jobs], options.jobs)
-            record[name] = [{"seed": seed, **row} for (seed, _), row in zip(jobs, found, strict=True)]
+            record[name] = [
+                {"seed": seed, **row} for (seed, _), row in zip(jobs, found, strict=True)
+            ]
     print(json.dumps(record, indent=2))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""A graph of both agents: a problem goes to the tool loop or to the four roles, as its text decides."""
+"""A graph of both agents: a problem goes to the tool loop or to the four roles, as its text
+decides.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Trainings and evaluations by the command line, each in a process of one thread, some side by side.
+"""Trainings and evaluations by the command line, each in a process of one thread, some side by
+side.
 
-A run whose folder is there already goes on, or is only read: an interrupted benchmark is taken up by `--folder`.
+A run whose folder is there already goes on, or is only read: an interrupted benchmark is taken up
+by `--folder`.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ def trained(folder: Path, *flags: str) -> Path:
 
 
 def evaluated(folder: Path, policy: str | Path, *flags: str) -> Row:
-    """`problems`, `pass_at_1` and its 95 % `interval` on held-out problems, at the temperature of training."""
+    """`problems`, `pass_at_1` and its 95 % `interval` on held-out problems, at the temperature of
+    training.
+    """
     kept = folder / "evaluation.json"
     if not kept.exists():
         found = _run(folder, "eval", "--policy", str(policy), "--temperature", "1", *flags)
-        kept.write_text(json.dumps({key: found[key] for key in ("problems", "pass_at_1", "interval")}))
+        kept.write_text(
+            json.dumps({key: found[key] for key in ("problems", "pass_at_1", "interval")})
+        )
     return json.loads(kept.read_text())
 
 
@@ -56,6 +62,8 @@ def _run(folder: Path, *words: str) -> Row:
     command = [sys.executable, "-m", "hrm_agent", *words, "--out", str(folder), "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if lines else {}

@@ -1,4 +1,6 @@
-"""The tool loop as an agent with slow tools: each rollout waits for some seconds, in which it needs no processor."""
+"""The tool loop as an agent with slow tools: each rollout waits for some seconds, in which it needs
+no processor.
+"""
 
 from __future__ import annotations
 

@@ -2,16 +2,18 @@
 
     python -m benchmarks.orchestration [--conversations 40] [--repeats 5] [--smolagents PYTHON] [--json FILE]
 
-A scripted engine answers every way alike. `tool_loop` has four model calls and three of a tool, `reasoning` has seven
-and two: planner, two solvers side by side, critic, synthesizer. The tool costs nothing, since the sandbox is measured
-by `benchmarks.environment`; one way has the real one beside it. PYTHON is the interpreter of a virtual environment that
-has smolagents.
+A scripted engine answers every way alike. `tool_loop` has four model calls and three of a tool,
+`reasoning` has seven and two: planner, two solvers side by side, critic, synthesizer. The tool
+costs nothing, since the sandbox is measured by `benchmarks.environment`; one way has the real one
+beside it. PYTHON is the interpreter of a virtual environment that has smolagents.
 
-`floor`: the conversation in a plain Python loop. `stock LangGraph`: as its documentation would write the agent, without
-us. `ours, in memory`: our graph, recorded, nothing stored. `ours`: as every command runs it, each step and each call in
-a SQLite store. `capture` is the difference that recording makes to a stock graph on our store.
+`floor`: the conversation in a plain Python loop. `stock LangGraph`: as its documentation would
+write the agent, without us. `ours, in memory`: our graph, recorded, nothing stored. `ours`: as
+every command runs it, each step and each call in a SQLite store. `capture` is the difference that
+recording makes to a stock graph on our store.
 
-CPU is of this process and its children, all threads, per model call; the ways take turns, and the best repeat counts.
+CPU is of this process and its children, all threads, per model call; the ways take turns, and the
+best repeat counts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from benchmarks.store.measure import Row, best, spent
 Options = argparse.Namespace
 
 
-async def measured(agent: str, name: str, way: Callable[[str, Path], Opened], conversations: int) -> Row:
+async def measured(
+    agent: str, name: str, way: Callable[[str, Path], Opened], conversations: int
+) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         async with way(agent, Path(folder)) as converse:
             for number in (-2, -1):
@@ -64,11 +68,21 @@ def row(agent: str, name: str, calls: int, cpu: float, seconds: float) -> Row:
 
 def smolagents(python: Path, conversations: int) -> list[Row]:
     """In a process of its own interpreter."""
-    given = {"agents": list(CALLS), "conversations": conversations, "problem": PROBLEM, "answer": ANSWER, "plan": PLAN}
+    given = {
+        "agents": list(CALLS),
+        "conversations": conversations,
+        "problem": PROBLEM,
+        "answer": ANSWER,
+        "plan": PLAN,
+    }
     driver = str(Path(__file__).with_name("smolagents_driver.py"))
-    done = subprocess.run([python, "-I", driver], input=json.dumps(given), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-I", driver], input=json.dumps(given), capture_output=True, text=True, check=True
+    )
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    return [row(one["agent"], "smolagents", one["calls"], one["cpu"], one["seconds"]) for one in found]
+    return [
+        row(one["agent"], "smolagents", one["calls"], one["cpu"], one["seconds"]) for one in found
+    ]
 
 
 def calls_table(options: Options) -> list[Row]:
@@ -82,7 +96,10 @@ def calls_table(options: Options) -> list[Row]:
     rows = best(rows, "agent", "way")
     floors = {row["agent"]: row["CPU ms"] for row in rows if row["way"].startswith("floor")}
     return [
-        {**{k: v for k, v in row.items() if k != "seconds"}, "over the floor": row["CPU ms"] - floors[row["agent"]]}
+        {
+            **{k: v for k, v in row.items() if k != "seconds"},
+            "over the floor": row["CPU ms"] - floors[row["agent"]],
+        }
         for row in sorted(rows, key=lambda row: list(CALLS).index(row["agent"]))
     ]
 
@@ -92,9 +109,15 @@ def goals(rows: list[Row]) -> list[Row]:
     bare, recorded = CAPTURE
     reached: list[Row] = []
     for agent in CALLS:
-        reached.append(_at_most(f"{agent}: CPU ms a call with the store on", cpu[agent, "ours"], 3.0))
+        reached.append(
+            _at_most(f"{agent}: CPU ms a call with the store on", cpu[agent, "ours"], 3.0)
+        )
         reached += [
-            _at_most(f"{agent}: CPU of {way} / stock LangGraph", cpu[agent, way] / cpu[agent, "stock LangGraph"], 1.6)
+            _at_most(
+                f"{agent}: CPU of {way} / stock LangGraph",
+                cpu[agent, way] / cpu[agent, "stock LangGraph"],
+                1.6,
+            )
             for way in ("ours", "ours, as collect and train rl")
         ]
         capture = cpu[agent, recorded] - cpu[agent, bare]
@@ -114,15 +137,26 @@ def _at_most(name: str, value: float, bound: float) -> Row:
 def show(title: str, rows: list[Row]) -> None:
     table = Table(*rows[0], title=title, title_justify="left")
     for found in rows:
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in found.values()))
+        table.add_row(
+            *(
+                f"{value:,.2f}" if isinstance(value, float) else str(value)
+                for value in found.values()
+            )
+        )
     Console(width=max(120, Console().width)).print(table)
 
 
 def parsed() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=40, help="of each way and agent, one after the other")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--conversations", type=int, default=40, help="of each way and agent, one after the other"
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--smolagents", type=_path, metavar="PYTHON", help="measure smolagents in this interpreter")
+    parser.add_argument(
+        "--smolagents", type=_path, metavar="PYTHON", help="measure smolagents in this interpreter"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     return parser.parse_args()
 
@@ -149,7 +183,9 @@ def main() -> None:
             "conversations": options.conversations,
             "repeats": options.repeats,
         }
-        options.json.write_text(json.dumps({"settings": settings, "calls": rows, "goals": reached}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"settings": settings, "calls": rows, "goals": reached}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

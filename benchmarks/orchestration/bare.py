@@ -1,6 +1,8 @@
-"""The same agents without this project: a plain Python loop, and stock LangGraph, around the same scripted engine.
+"""The same agents without this project: a plain Python loop, and stock LangGraph, around the same
+scripted engine.
 
-Prompts are encoded and answers parsed by the engine's codec, as ours are: that is the engine's work, not the graph's.
+Prompts are encoded and answers parsed by the engine's codec, as ours are: that is the engine's
+work, not the graph's.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from typing import Annotated, Any, TypedDict
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -44,19 +53,25 @@ SAMPLING = Sampling(seed=0)
 
 @tool
 async def python(code: str) -> str:
-    """Run Python code in a session whose variables live on between calls; returns its last expression's value."""
+    """Run Python code in a session whose variables live on between calls; returns its last
+    expression's value.
+    """
     return VALUE
 
 
 TOOLS = [convert_to_openai_tool(python)]
 
 
-async def ask(engine: Engine, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> AIMessage:
+async def ask(
+    engine: Engine, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
+) -> AIMessage:
     """One call of the engine, nothing kept."""
     prompt = tuple(engine.codec.encode(messages, tools))
     done = await asyncio.wrap_future(engine.submit(GenerationRequest(prompt, SAMPLING, messages)))
     parsed = engine.codec.parse(engine.codec.decode(done.token_ids))
-    calls = [{**call, "id": f"call-{len(messages)}-{i}"} for i, call in enumerate(parsed.tool_calls)]
+    calls = [
+        {**call, "id": f"call-{len(messages)}-{i}"} for i, call in enumerate(parsed.tool_calls)
+    ]
     return AIMessage(parsed.content, tool_calls=calls)
 
 
@@ -90,11 +105,22 @@ async def plain(engine: Engine, agent: str) -> str:
     """The floor: no graph, no callbacks, no state."""
     if agent == "tool_loop":
         return await _plain_loop(engine, TOOL_LOOP_PROMPT, PROBLEM)
-    subgoals = json.loads(await _plain_ask(engine, PLANNER_PROMPT, planner_request(PROBLEM)))["subgoals"]
+    subgoals = json.loads(await _plain_ask(engine, PLANNER_PROMPT, planner_request(PROBLEM)))[
+        "subgoals"
+    ]
     requests = [solver_request(PROBLEM, subgoal["goal"], {}) for subgoal in subgoals]
-    solved = await asyncio.gather(*(_plain_loop(engine, SOLVER_PROMPT, request) for request in requests))
-    results = {one["name"]: final_answer(text) or "" for one, text in zip(subgoals, solved, strict=True)}
-    assert json.loads(await _plain_ask(engine, CRITIC_PROMPT, critic_request(PROBLEM, results)))["action"] == "accept"
+    solved = await asyncio.gather(
+        *(_plain_loop(engine, SOLVER_PROMPT, request) for request in requests)
+    )
+    results = {
+        one["name"]: final_answer(text) or "" for one, text in zip(subgoals, solved, strict=True)
+    }
+    assert (
+        json.loads(await _plain_ask(engine, CRITIC_PROMPT, critic_request(PROBLEM, results)))[
+            "action"
+        ]
+        == "accept"
+    )
     return await _plain_ask(engine, SYNTHESIZER_PROMPT, synthesizer_request(PROBLEM, results, ""))
 
 
@@ -105,7 +131,10 @@ async def _plain_ask(engine: Engine, prompt: str, request: str) -> str:
 async def _plain_loop(engine: Engine, prompt: str, request: str) -> str:
     messages: list[BaseMessage] = [SystemMessage(prompt), HumanMessage(request)]
     while (answer := await ask(engine, messages, TOOLS)).tool_calls:
-        messages += [answer, *(ToolMessage(VALUE, tool_call_id=str(call["id"])) for call in answer.tool_calls)]
+        messages += [
+            answer,
+            *(ToolMessage(VALUE, tool_call_id=str(call["id"])) for call in answer.tool_calls),
+        ]
     return answer.text
 
 
@@ -113,7 +142,13 @@ def tool_loop(model: Callable[[], BaseChatModel], prompt: str = TOOL_LOOP_PROMPT
     """The tool loop as LangGraph's documentation writes it."""
 
     async def think(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await model().bind_tools([python]).ainvoke([SystemMessage(prompt), *state["messages"]])]}
+        return {
+            "messages": [
+                await model()
+                .bind_tools([python])
+                .ainvoke([SystemMessage(prompt), *state["messages"]])
+            ]
+        }
 
     builder = StateGraph(MessagesState)
     builder.add_node("think", think)
@@ -136,14 +171,20 @@ class Part(TypedDict):
 
 
 def reasoning(model: Callable[[], BaseChatModel]) -> Any:
-    """The four roles with their prompts, and nothing of what ours has beside: no repair, no budgets, no revision."""
+    """The four roles with their prompts, and nothing of what ours has beside: no repair, no
+    budgets, no revision.
+    """
     solver = tool_loop(model, SOLVER_PROMPT)
 
     async def asked(prompt: str, request: str) -> AIMessage:
         return await model().ainvoke([SystemMessage(prompt), HumanMessage(request)])
 
     async def plan(state: Team) -> dict[str, Any]:
-        return {"plan": json.loads((await asked(PLANNER_PROMPT, planner_request(PROBLEM))).text)["subgoals"]}
+        return {
+            "plan": json.loads((await asked(PLANNER_PROMPT, planner_request(PROBLEM))).text)[
+                "subgoals"
+            ]
+        }
 
     def schedule(state: Team) -> list[Send]:
         return [Send("solve", {"subgoal": subgoal}) for subgoal in state["plan"]]
@@ -158,7 +199,11 @@ def reasoning(model: Callable[[], BaseChatModel]) -> Any:
         return {"verdict": json.loads(answer.text)}
 
     async def synthesize(state: Team) -> dict[str, Any]:
-        return {"messages": [await asked(SYNTHESIZER_PROMPT, synthesizer_request(PROBLEM, state["results"], ""))]}
+        return {
+            "messages": [
+                await asked(SYNTHESIZER_PROMPT, synthesizer_request(PROBLEM, state["results"], ""))
+            ]
+        }
 
     builder = StateGraph(Team)
     builder.add_node("plan", plan)

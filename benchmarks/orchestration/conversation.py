@@ -1,8 +1,10 @@
-"""The two conversations that every way has: what the scripted policy says, and a Python tool that costs nothing.
+"""The two conversations that every way has: what the scripted policy says, and a Python tool that
+costs nothing.
 
-`tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two subgoals that do not need each other,
-a call and an answer for each, the critic, the synthesizer. The script is a function of the messages, so that it answers
-whoever asks; a few words in the system turn tell the roles apart.
+`tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two subgoals that do
+not need each other, a call and an answer for each, the critic, the synthesizer. The script is a
+function of the messages, so that it answers whoever asks; a few words in the system turn tell the
+roles apart.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from langchain_core.messages import BaseMessage
 
 from hrm_agent.environment import Environment, ExecutionResult
 from hrm_agent.environment.base import Submission
-from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
+from hrm_agent.graphs.parts.prompts import (
+    CRITIC_PROMPT,
+    PLANNER_PROMPT,
+    SOLVER_PROMPT,
+    SYNTHESIZER_PROMPT,
+)
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.trajectory import ToolStatus
 
@@ -35,11 +42,15 @@ PLAN = json.dumps(
     }
 )
 CALL = (
-    "<reason>I compute it with python.</reason><tool_call>"
-    '{"name": "python", "arguments": {"code": "hens, cows = 23, 45\\n2 * hens + 4 * cows"}}</tool_call>'
+    '<reason>I compute it with python.</reason><tool_call>{"name": "python", "arguments": {"code":'
+    ' "hens, cows = 23, 45\\n2 * hens + 4 * cows"}}</tool_call>'
 )
 SOLVED = f"<reason>That is the value.</reason><answer>\\boxed{{{VALUE}}}</answer>"
-ROLES = {PLANNER_PROMPT: PLAN, CRITIC_PROMPT: json.dumps({"action": "accept"}), SYNTHESIZER_PROMPT: ANSWER}
+ROLES = {
+    PLANNER_PROMPT: PLAN,
+    CRITIC_PROMPT: json.dumps({"action": "accept"}),
+    SYNTHESIZER_PROMPT: ANSWER,
+}
 
 
 def script(messages: Sequence[BaseMessage]) -> str:
@@ -56,7 +67,9 @@ def engine(agent: str) -> Generator[ScriptedEngine]:
     """A new one: it remembers every request. What is divided by their number has to know it."""
     with ScriptedEngine(script) as opened:
         yield opened
-    assert opened.calls % CALLS[agent] == 0, f"{opened.calls} calls in conversations of {CALLS[agent]}"
+    assert opened.calls % CALLS[agent] == 0, (
+        f"{opened.calls} calls in conversations of {CALLS[agent]}"
+    )
 
 
 class Instant(Environment):

@@ -1,9 +1,10 @@
-"""Run by the interpreter of a virtual environment that has smolagents: the same conversations with its agents.
+"""Run by the interpreter of a virtual environment that has smolagents: the same conversations with
+its agents.
 
-`tool_loop` is a `ToolCallingAgent` with the tool. `reasoning` is a team of them in a plain Python program: planner, two
-solvers one after the other, critic, synthesizer, each of which ends with its `final_answer`. Its scripted model costs
-next to nothing (ours encodes prompts and decodes answers), and its record is a list in memory. Standard library and
-smolagents only.
+`tool_loop` is a `ToolCallingAgent` with the tool. `reasoning` is a team of them in a plain Python
+program: planner, two solvers one after the other, critic, synthesizer, each of which ends with its
+`final_answer`. Its scripted model costs next to nothing (ours encodes prompts and decodes answers),
+and its record is a list in memory. Standard library and smolagents only.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -46,7 +47,9 @@ class Scripted(Model):
     def generate(self, *args: Any, **kwargs: Any) -> ChatMessage:
         self.calls += 1
         self.left -= 1
-        name, given = ("python", CODE) if self.left >= 0 else ("final_answer", {"answer": self.answer})
+        name, given = (
+            ("python", CODE) if self.left >= 0 else ("final_answer", {"answer": self.answer})
+        )
         function = ChatMessageToolCallFunction(name=name, arguments=dict(given))
         call = ChatMessageToolCall(function=function, id=f"call-{self.calls}", type="function")
         return ChatMessage(MessageRole.ASSISTANT, "I compute it with python.", tool_calls=[call])

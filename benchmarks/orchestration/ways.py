@@ -1,4 +1,6 @@
-"""The ways in which one conversation is had: each opens to a function that has it, and gives back what was said."""
+"""The ways in which one conversation is had: each opens to a function that has it, and gives back
+what was said.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ async def ours_in_memory(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 
 @asynccontextmanager
 async def ours(
-    agent: str, folder: Path, environment: Callable[[], Environment] = Instant, durability: Durability = "steps"
+    agent: str,
+    folder: Path,
+    environment: Callable[[], Environment] = Instant,
+    durability: Durability = "steps",
 ) -> AsyncGenerator[Converse]:
     """As every command runs it: an episode, with the store."""
     with open_store(folder / "store.db") as store, engine(agent) as opened:
@@ -72,7 +77,9 @@ async def ours(
 
         async def converse(number: int) -> str:
             task = TaskRef(id=str(number), family="benchmark", prompt=PROBLEM)
-            trajectory = await runner.run(Episode(task, f"thread {number}", graph=agent, seed=number))
+            trajectory = await runner.run(
+                Episode(task, f"thread {number}", graph=agent, seed=number)
+            )
             return trajectory.answer or ""
 
         try:
@@ -83,7 +90,9 @@ async def ours(
 
 @asynccontextmanager
 async def captured(agent: str, folder: Path, recorded: bool) -> AsyncGenerator[Converse]:
-    """The stock graph on our store, its model's calls recorded there or not; its tool's calls are not."""
+    """The stock graph on our store, its model's calls recorded there or not; its tool's calls are
+    not.
+    """
     with open_store(folder / "store.db") as store, engine(agent) as opened:
         model = policy if recorded else partial(bare.BareModel, engine=opened)
         graph = STOCK[agent](model).copy(update={"checkpointer": store.checkpointer})
@@ -115,4 +124,6 @@ CAPTURE: dict[str, Callable[[str, Path], Opened]] = {
     "stock graph, our store, not recorded": partial(captured, recorded=False),
     "stock graph, our store, recorded": partial(captured, recorded=True),
 }
-SANDBOX: dict[str, Callable[[str, Path], Opened]] = {"ours, real sandbox": partial(ours, environment=LocalEnvironment)}
+SANDBOX: dict[str, Callable[[str, Path], Opened]] = {
+    "ours, real sandbox": partial(ours, environment=LocalEnvironment)
+}

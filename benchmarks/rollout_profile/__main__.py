@@ -3,11 +3,12 @@
     python -m benchmarks.rollout_profile [--against COMMIT] [--graph tool_loop] [--rollouts 256] [--repeats 3]
                                          [--options JSON] [--json FILE]
 
-Each measurement is a process of its own: a warm-up, then a `collect` of word problems with the shipped small policy.
-`engine`, `loop` and `other threads` are CPU milliseconds of threads by their own clocks, `children` those of the
-sandbox. `bare` is the engine alone, given the same prompts and seeds turn by turn in a closed loop. The counts are of a
-further run, since counting costs time. COMMIT is checked out beside (`git worktree`) and measured in turn with this
-tree; of all repeats the median counts. OPTIONS are further fields of `CollectConfig`.
+Each measurement is a process of its own: a warm-up, then a `collect` of word problems with the
+shipped small policy. `engine`, `loop` and `other threads` are CPU milliseconds of threads by their
+own clocks, `children` those of the sandbox. `bare` is the engine alone, given the same prompts and
+seeds turn by turn in a closed loop. The counts are of a further run, since counting costs time.
+COMMIT is checked out beside (`git worktree`) and measured in turn with this tree; of all repeats
+the median counts. OPTIONS are further fields of `CollectConfig`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ def checked_out(commit: str) -> Generator[Path]:
     """The tree of a commit, its compiled part built."""
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name) / "tree"
-        subprocess.run(["git", "-C", HERE, "worktree", "add", "--detach", "-q", tree, commit], check=True)
+        subprocess.run(
+            ["git", "-C", HERE, "worktree", "add", "--detach", "-q", tree, commit], check=True
+        )
         try:
             build = "import hatch_build as h; print(h.build(h.Path(h.FOLDER, '_serve.c')), end='')"
-            done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True
+            )
             if done.stdout:
                 raise SystemExit(f"the sandbox's compiled body could not be built: {done.stdout}")
             yield tree
@@ -50,8 +55,18 @@ def checked_out(commit: str) -> Generator[Path]:
 
 
 def measured(tree: Path, options: argparse.Namespace, *, counts: bool) -> Row:
-    command = [sys.executable, str(Path(__file__).with_name("measured.py")), "--graph", options.graph]
-    command += ["--rollouts", str(options.rollouts), "--options", options.options if tree == HERE else "{}"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("measured.py")),
+        "--graph",
+        options.graph,
+    ]
+    command += [
+        "--rollouts",
+        str(options.rollouts),
+        "--options",
+        options.options if tree == HERE else "{}",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command += ["--counts"] if counts else []
@@ -70,11 +85,19 @@ def per_rollout(found: list[Row]) -> Row:
     return {
         **{f"{part} ms": median("seconds", part) for part in PARTS},
         "bare engine CPU ms": median("bare", "CPU"),
-        "CPU ms a model call": statistics.median(row["seconds"]["CPU"] / row["calls"] * 1e3 for row in found),
-        "share of the bare engine, CPU": statistics.median(row["bare"]["CPU"] / row["seconds"]["CPU"] for row in found),
+        "CPU ms a model call": statistics.median(
+            row["seconds"]["CPU"] / row["calls"] * 1e3 for row in found
+        ),
+        "share of the bare engine, CPU": statistics.median(
+            row["bare"]["CPU"] / row["seconds"]["CPU"] for row in found
+        ),
         "model calls": calls / rollouts,
         "store bytes": counted["store bytes"] / rollouts,
-        **{name: count / rollouts for name, count in sorted(counted["counts"].items()) if name != "engine steps"},
+        **{
+            name: count / rollouts
+            for name, count in sorted(counted["counts"].items())
+            if name != "engine steps"
+        },
         "transactions a model call": counted["counts"]["transactions"] / calls,
         "engine steps, all": counted["counts"]["engine steps"],
         "engine steps of the bare engine": counted["bare engine steps"],
@@ -108,12 +131,16 @@ def show(rows: dict[str, Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit too")
     parser.add_argument("--graph", default="tool_loop", help="tool_loop or reasoning")
     parser.add_argument("--rollouts", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--options", default="{}", help="fields of CollectConfig for this tree, as JSON")
+    parser.add_argument(
+        "--options", default="{}", help="fields of CollectConfig for this tree, as JSON"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     rows = compare(options)
@@ -127,7 +154,9 @@ def main() -> None:
             "rollouts": options.rollouts,
             "repeats": options.repeats,
         }
-        options.json.write_text(json.dumps({"settings": settings, "rollout": rows}, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"settings": settings, "rollout": rows}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

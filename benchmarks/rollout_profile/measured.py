@@ -1,7 +1,8 @@
-"""One measurement in a process of its own; prints one line of JSON. Runs under the tree that PYTHONPATH names.
+"""One measurement in a process of its own; prints one line of JSON. Runs under the tree that
+PYTHONPATH names.
 
-So that it can measure an earlier commit, it uses of the project only what has been there for long: `collect`,
-`open_store`, `load_policy`, and counts by wrapping the libraries underneath.
+So that it can measure an earlier commit, it uses of the project only what has been there for long:
+`collect`, `open_store`, `load_policy`, and counts by wrapping the libraries underneath.
 """
 
 from __future__ import annotations
@@ -47,22 +48,31 @@ def thread_seconds() -> dict[str, float]:
     """CPU seconds so far of each part of this process, and of its children."""
     found = {"engine": 0.0, "loop": 0.0}
     for thread in threading.enumerate():
-        part = "engine" if thread.name.startswith("engine ") else "loop" if thread is threading.main_thread() else ""
+        part = (
+            "engine"
+            if thread.name.startswith("engine ")
+            else "loop"
+            if thread is threading.main_thread()
+            else ""
+        )
         if part and thread.ident is not None:
             found[part] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
     own = time.process_time()
     found["other threads"] = own - sum(found.values())
-    found["children"] = clock() - own if (clock := total_seconds.get()) is not None else child_seconds()
+    found["children"] = (
+        clock() - own if (clock := total_seconds.get()) is not None else child_seconds()
+    )
     return found
 
 
 @contextmanager
 def accounted() -> Generator[tuple[Callable[[], float], str]]:
-    """A clock of CPU seconds of this process and all that it starts, and what it reads: a cgroup where one can be made,
-    else what processes tell.
+    """A clock of CPU seconds of this process and all that it starts, and what it reads: a cgroup
+    where one can be made, else what processes tell.
 
-    The seconds of a process reach its parent when that waits for it; a sandbox that is shut down takes those with it of
-    processes that nobody has waited for yet, which are up to a quarter of a short run's. A cgroup's account has all.
+    The seconds of a process reach its parent when that waits for it; a sandbox that is shut down
+    takes those with it of processes that nobody has waited for yet, which are up to a quarter of a
+    short run's. A cgroup's account has all.
     """
     for place, file, unit in _accounts():
         group = place / f"benchmark-{os.getpid()}"
@@ -89,7 +99,9 @@ def _read(file: Path, unit: float) -> float:
 
 
 def _accounts() -> Generator[tuple[Path, str, float]]:
-    """Where a cgroup may be made, the file that counts there, and how many of its units are a second."""
+    """Where a cgroup may be made, the file that counts there, and how many of its units are a
+    second.
+    """
     for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers and (_MOUNT / "cgroup.controllers").exists():
@@ -113,7 +125,10 @@ def child_seconds() -> float:
 def counting(counts: Counter[str]) -> Generator[None]:
     """Count inside the block; costs time, so that no seconds are taken beside it."""
     kept = (events.Handle._run, asyncio.BaseEventLoop.create_task, jinja2.Template.render)  # type: ignore[attr-defined]
-    whole = (TransformersEngine._step, ChatTemplateCodec._encode_turn)  # pyright: ignore[reportPrivateUsage]
+    whole = (
+        TransformersEngine._step,
+        ChatTemplateCodec._encode_turn,
+    )  # pyright: ignore[reportPrivateUsage]
     connect = sqlite3.connect
 
     def connected(*given: Any, **named: Any) -> sqlite3.Connection:
@@ -133,7 +148,13 @@ def counting(counts: Counter[str]) -> Generator[None]:
 
         return call
 
-    changed: Any = (events.Handle, asyncio.BaseEventLoop, jinja2.Template, TransformersEngine, ChatTemplateCodec)
+    changed: Any = (
+        events.Handle,
+        asyncio.BaseEventLoop,
+        jinja2.Template,
+        TransformersEngine,
+        ChatTemplateCodec,
+    )
     names = ("_run", "create_task", "render", "_step", "_encode_turn")
     told = ("loop callbacks", "tasks", "template renders", "engine steps", "encoded turns")
     for owner, name, what, function in zip(changed, names, told, (*kept, *whole), strict=True):
@@ -153,13 +174,19 @@ def drawn(count: int, seed: int) -> list[Any]:
     return list(load_tasks("word_problems", split=CollectConfig().split, seed=seed, count=count))
 
 
-async def rollouts(count: int, folder: Path, graph: str, seed: int, options: dict[str, Any]) -> list[Any]:
-    config = CollectConfig(policy=POLICY, graph=graph, count=count, max_tokens=MAX_TOKENS, seed=seed, **options)
+async def rollouts(
+    count: int, folder: Path, graph: str, seed: int, options: dict[str, Any]
+) -> list[Any]:
+    config = CollectConfig(
+        policy=POLICY, graph=graph, count=count, max_tokens=MAX_TOKENS, seed=seed, **options
+    )
     return await collect(config, folder, tasks=drawn(count, seed), backend=load_policy(POLICY))  # pyright: ignore[reportArgumentType]
 
 
 def conversations(folder: Path) -> list[list[GenerationRequest]]:
-    """What the engine was asked in a run, turn by turn; turns of one trajectory follow one another."""
+    """What the engine was asked in a run, turn by turn;
+    turns of one trajectory follow one another.
+    """
     found: list[list[GenerationRequest]] = []
     with open_store(folder) as store:
         for trajectory in store.journal.trajectories(requests=False):
@@ -171,7 +198,9 @@ def conversations(folder: Path) -> list[list[GenerationRequest]]:
 
 
 def closed_loop(engine: Any, asked: list[list[GenerationRequest]]) -> None:
-    """All conversations side by side; each asks its next turn as soon as the one before is answered."""
+    """All conversations side by side; each asks its next turn as soon as the one before is
+    answered.
+    """
     left, done = threading.Semaphore(0), len(asked)
 
     def turn(requests: list[GenerationRequest], at: int) -> None:
@@ -204,7 +233,9 @@ def measure(count: int, graph: str, options: dict[str, Any], *, counts_too: bool
         folder = Path(name)
         asyncio.run(rollouts(min(count, 32), folder / "warm", graph, 1, options))
         engine.publish(0)
-        seconds, found = spent(lambda: asyncio.run(rollouts(count, folder / "run", graph, 0, options)))
+        seconds, found = spent(
+            lambda: asyncio.run(rollouts(count, folder / "run", graph, 0, options))
+        )
         asked = conversations(folder / "run")
         engine.publish(0)
         bare, _ = spent(lambda: closed_loop(engine, asked))
@@ -216,7 +247,9 @@ def measure(count: int, graph: str, options: dict[str, Any], *, counts_too: bool
             "seconds": seconds,
             "bare": bare,
             "store bytes": size,
-            "sampled": sum(call.sampled_tokens for trajectory in found for call in trajectory.calls),
+            "sampled": sum(
+                call.sampled_tokens for trajectory in found for call in trajectory.calls
+            ),
         }
         if counts_too:
             counts, closed = Counter[str](), Counter[str]()
@@ -234,7 +267,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=256)
     parser.add_argument("--graph", default="tool_loop")
-    parser.add_argument("--options", type=json.loads, default={}, help="further fields of CollectConfig, as JSON")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="further fields of CollectConfig, as JSON"
+    )
     parser.add_argument("--counts", action="store_true")
     given = parser.parse_args()
     with accounted() as (clock, told):

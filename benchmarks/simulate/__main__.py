@@ -1,13 +1,14 @@
-"""What a step of rollouts costs on many engines, simulated: policies of the scheduler, and the paper's size.
+"""What a step of rollouts costs on many engines, simulated: policies of the scheduler, and the
+paper's size.
 
     python -m benchmarks.simulate policies [--tightness 0.15 0.3 0.6] [--seeds 1] [--policies NAME ...]
     python -m benchmarks.simulate step [--times 1 10] [--json FILE] [--pictures FOLDER] [--processes 2]
 
-`policies` has one row for each policy, tightness and seed: share is the least time a step could have taken over the one
-it took, the last columns how many times as fast it is as others on the same work. `step` has the paper's size, 64
-engines and 512 prompts x 32 with limits of 8K and 12K, and so many times the engines and the prompts: what engines,
-environment and store have to bear. Times are those of the model, in seconds of the real thing; `docs/scale.md` has the
-assumptions.
+`policies` has one row for each policy, tightness and seed: share is the least time a step could
+have taken over the one it took, the last columns how many times as fast it is as others on the same
+work. `step` has the paper's size, 64 engines and 512 prompts x 32 with limits of 8K and 12K, and so
+many times the engines and the prompts: what engines, environment and store have to bear. Times are
+those of the model, in seconds of the real thing; `docs/scale.md` has the assumptions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.simulate.cases import ENGINES, Case, cases_of, read_model, read_rows, row_of, run_cases
+from benchmarks.simulate.cases import (
+    ENGINES,
+    Case,
+    cases_of,
+    read_model,
+    read_rows,
+    row_of,
+    run_cases,
+)
 from benchmarks.simulate.fleet import Outcome
 from benchmarks.simulate.report import Found, compared, costs, draw_engines, draw_shares
 from benchmarks.simulate.workload import Workload
@@ -30,7 +39,9 @@ from hrm_agent.errors import HrmError
 from hrm_agent.training.engines.policies import POLICIES
 
 LIMITS = {8_000: 3_000.0, 12_000: 5_000.0}
-"""Longest response -> mean response: the paper's go from 1K to 4K with the first limit, to 6K with the second."""
+"""Longest response -> mean response: the paper's go from 1K to 4K with the first limit, to 6K with
+the second.
+"""
 WATCHED = ("static_prompts", "static_rollouts", "expected_peak")
 
 
@@ -40,7 +51,9 @@ def policies_cases(options: argparse.Namespace) -> list[Case]:
         case
         for tightness in options.tightness
         for seed in range(1, options.seeds + 1)
-        for case in cases_of(options.model, options.engines, work, seed, tightness, options.policies)
+        for case in cases_of(
+            options.model, options.engines, work, seed, tightness, options.policies
+        )
     ]
 
 
@@ -51,28 +64,53 @@ def step_cases(options: argparse.Namespace) -> list[Case]:
     for times in options.times:
         for limit in options.limits:
             mean = LIMITS[limit]
-            engines, sized = options.engines * times, replace(work, max_response=limit, mean_response=mean).times(times)
-            tightness = options.model.capacity_tokens * engines / (sized.count * (mean + sized.prompt_tokens))
+            engines, sized = (
+                options.engines * times,
+                replace(work, max_response=limit, mean_response=mean).times(times),
+            )
+            tightness = (
+                options.model.capacity_tokens
+                * engines
+                / (sized.count * (mean + sized.prompt_tokens))
+            )
             found += cases_of(options.model, engines, sized, 1, tightness, options.policies)
     return found
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=("policies", "step"), default="policies")
-    parser.add_argument("--engine", type=Path, default=ENGINES / "mi300x-qwen3-14b.json", help="its constants")
+    parser.add_argument(
+        "--engine", type=Path, default=ENGINES / "mi300x-qwen3-14b.json", help="its constants"
+    )
     parser.add_argument("--engines", type=int, default=64, help="with 8 prompts x 32 for each")
     parser.add_argument("--tightness", type=float, nargs="+", default=[0.15, 0.3, 0.6])
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 10], help="of the paper's size, for `step`")
-    parser.add_argument("--limits", type=int, nargs="+", choices=LIMITS, default=[*LIMITS], help="longest responses")
+    parser.add_argument(
+        "--times", type=int, nargs="+", default=[1, 10], help="of the paper's size, for `step`"
+    )
+    parser.add_argument(
+        "--limits", type=int, nargs="+", choices=LIMITS, default=[*LIMITS], help="longest responses"
+    )
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), help="all of them, by default")
-    parser.add_argument("--blind", action="store_true", help="the scheduler learns lengths at the end of turns only")
+    parser.add_argument(
+        "--policies", nargs="+", choices=sorted(POLICIES), help="all of them, by default"
+    )
+    parser.add_argument(
+        "--blind", action="store_true", help="the scheduler learns lengths at the end of turns only"
+    )
     parser.add_argument("--processes", type=int, default=1, help="that simulate at the same time")
     parser.add_argument(
-        "--seen", type=Path, nargs="+", metavar="FILE", help="show what earlier runs wrote, run nothing"
+        "--seen",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="show what earlier runs wrote, run nothing",
     )
-    parser.add_argument("--quick", action="store_true", help="two engines, one seed: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="two engines, one seed: to see that it runs"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--pictures", type=Path, help="draw into this folder")
     options = parser.parse_args()
@@ -107,11 +145,16 @@ def main() -> None:
     cases = policies_cases(options) if options.what == "policies" else step_cases(options)
     cases = [replace(case, streamed=not options.blind) for case in cases]
     if options.what == "step":  # the largest limit at the paper's size is the one that is drawn
-        drawn = [case for case in cases if case.engines == options.engines][-len(options.policies) :]
+        drawn = [case for case in cases if case.engines == options.engines][
+            -len(options.policies) :
+        ]
         cases = [replace(case, watch_seconds=2.0) if case in drawn else case for case in cases]
 
     def report(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
-        console.print(f"{case.tightness:.2f} {case.label}: {outcome.seconds:,.0f} s, {outcome.share:.3f}", style="dim")
+        console.print(
+            f"{case.tightness:.2f} {case.label}: {outcome.seconds:,.0f} s, {outcome.share:.3f}",
+            style="dim",
+        )
         return case, outcome
 
     if options.seen:

@@ -1,8 +1,9 @@
 """The blocks of an engine's key-value cache, as vLLM V1 documents them (design/prefix_caching).
 
-A block is held by a running sequence, or free. Freed ones keep what is in them until they are handed out again, oldest
-first and of one sequence the tail first, so that what is left of a sequence is always a prefix of it. The prompt's full
-blocks belong to the group: they are held once for all of its running rollouts.
+A block is held by a running sequence, or free. Freed ones keep what is in them until they are
+handed out again, oldest first and of one sequence the tail first, so that what is left of a
+sequence is always a prefix of it. The prompt's full blocks belong to the group: they are held once
+for all of its running rollouts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class Fit:
     hits: int
     """Found, and free until now."""
     own: bool
-    """Whether what is left of the sequence itself can be found: its beginning, the prompt, is there."""
+    """Whether what is left of the sequence itself can be found: its beginning, the prompt, is
+    there.
+    """
     cached_tokens: int
     """Found, and not to be computed; the last one always is."""
 
@@ -38,7 +41,9 @@ class Blocks:
         return -(-tokens // self.size)
 
     def fit(self, name: str, group: str, prompt: int, tokens: int, spare: int = 0) -> Fit | None:
-        """For a sequence of so many tokens that is not running; None unless it fits and `spare` blocks stay free."""
+        """For a sequence of so many tokens that is not running; None unless it fits and `spare`
+        blocks stay free.
+        """
         shared = prompt // self.size
         if group in self._holders:
             found, hits = shared, 0

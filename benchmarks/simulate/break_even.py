@@ -2,10 +2,10 @@
 
     python -m benchmarks.simulate.break_even [--seeds 2] [--quick] [--json FILE]
 
-b is what a token of each sequence that fits costs when it is computed again, over an iteration that samples one:
-P n / (max(W, C n) + O). Each row has few engines, of a GPU's constants or of a server on a core, with short rollouts
-and dear tokens. `hold` is the time of `static_rollouts` over that of `expected_peak` without any constants; `all` over
-that of one that admits everybody.
+b is what a token of each sequence that fits costs when it is computed again, over an iteration that
+samples one: P n / (max(W, C n) + O). Each row has few engines, of a GPU's constants or of a server
+on a core, with short rollouts and dear tokens. `hold` is the time of `static_rollouts` over that of
+`expected_peak` without any constants; `all` over that of one that admits everybody.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from benchmarks.simulate.cases import ENGINES, cases_of, read_model, run_case
 from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.workload import Workload
 
-SHORT = Workload(groups=8, group_size=16, prompt_tokens=64, mean_response=100, max_response=256, tool_tokens=10)
+SHORT = Workload(
+    groups=8, group_size=16, prompt_tokens=64, mean_response=100, max_response=256, tool_tokens=10
+)
 TOKEN_MS = (0.1, 0.25, 0.5, 1.0, 2.0, 8.0)
 Row = dict[str, Any]
 
 
-def measured(label: str, model: EngineModel, engines: int, work: Workload, tightness: float, seeds: int) -> Row:
+def measured(
+    label: str, model: EngineModel, engines: int, work: Workload, tightness: float, seeds: int
+) -> Row:
     found: dict[str, list[float]] = {"b": [], "hold": [], "all": []}
     for seed in range(1, seeds + 1):
-        static, hold = cases_of(model, engines, work, seed, tightness, ["static_rollouts", "expected_peak"])
+        static, hold = cases_of(
+            model, engines, work, seed, tightness, ["static_rollouts", "expected_peak"]
+        )
         longest = work.max_response + work.prompt_tokens + 2 * model.block_tokens
         sized = replace(static.model, capacity_tokens=max(static.model.capacity_tokens, longest))
         static, hold = replace(static, model=sized), replace(hold, model=sized, told=False)
@@ -44,7 +50,13 @@ def measured(label: str, model: EngineModel, engines: int, work: Workload, tight
         fits = sized.capacity_tokens / (work.mean_response + work.prompt_tokens)
         found["b"].append(model.costs.recompute_share(fits))
     medians = {name: statistics.median(each) for name, each in found.items()}
-    return {"engine": label, "engines": engines, "rollouts": work.count, "tightness": tightness, **medians}
+    return {
+        "engine": label,
+        "engines": engines,
+        "rollouts": work.count,
+        "tightness": tightness,
+        **medians,
+    }
 
 
 def rows(seeds: int, quick: bool) -> Iterator[Row]:
@@ -52,7 +64,9 @@ def rows(seeds: int, quick: bool) -> Iterator[Row]:
     for milliseconds in TOKEN_MS[:1] if quick else TOKEN_MS:
         for tightness in (0.15, 0.3):
             model = replace(core, token_s=milliseconds / 1e3)
-            yield measured(f"a core, {milliseconds:g} ms a token", model, 2, SHORT, tightness, seeds)
+            yield measured(
+                f"a core, {milliseconds:g} ms a token", model, 2, SHORT, tightness, seeds
+            )
     if not quick:
         gpu = read_model(ENGINES / "mi300x-qwen3-14b.json")
         for engines in (2, 8):
@@ -63,7 +77,9 @@ def rows(seeds: int, quick: bool) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one engine: to see that it runs")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -71,7 +87,9 @@ def main() -> None:
     found = sorted(rows(options.seeds, options.quick), key=lambda row: row["b"])
     table = Table(*found[0])
     for row in found:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(
+            *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
+        )
     Console(width=110).print(table)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

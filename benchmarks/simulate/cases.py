@@ -1,4 +1,6 @@
-"""What is simulated: one case is one step of one policy, a process of its own if there are several."""
+"""What is simulated: one case is one step of one policy,
+a process of its own if there are several.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Case:
 
     @property
     def label(self) -> str:
-        shown = {name: value for name, value in self.options.items() if name in ("of the fitting", "over_commit")}
+        shown = {
+            name: value
+            for name, value in self.options.items()
+            if name in ("of the fitting", "over_commit")
+        }
         return self.policy + "".join(f", {name} {value:g}" for name, value in shown.items())
 
 
@@ -55,21 +61,35 @@ def read_model(path: Path) -> EngineModel:
     except (OSError, ValueError, TypeError) as error:
         known = ", ".join(sorted(each.stem for each in ENGINES.glob("*.json")))
         raise ConfigError(
-            f"{path} has no constants of an engine: {error}.", f"Name a file as those in {ENGINES}: {known}."
+            f"{path} has no constants of an engine: {error}.",
+            f"Name a file as those in {ENGINES}: {known}.",
         ) from error
 
 
 def cases_of(
-    model: EngineModel, engines: int, work: Workload, seed: int, tightness: float, policies: Iterable[str]
+    model: EngineModel,
+    engines: int,
+    work: Workload,
+    seed: int,
+    tightness: float,
+    policies: Iterable[str],
 ) -> list[Case]:
-    """One of each policy; `fixed_limit` stands for all of `FIXED_LIMITS`, `safe_maximum` for both ways of it."""
-    sized = replace(model, capacity_tokens=round(tightness * work.count / engines * final_tokens(work, seed)))
+    """One of each policy; `fixed_limit` stands for all of `FIXED_LIMITS`, `safe_maximum` for both
+    ways of it.
+    """
+    sized = replace(
+        model, capacity_tokens=round(tightness * work.count / engines * final_tokens(work, seed))
+    )
     fits = tightness * work.count / engines
     options: dict[str, list[dict[str, float]]] = {
         "fixed_limit": [
-            {"limit": max(1, min(work.count, round(times * fits))), "of the fitting": times} for times in FIXED_LIMITS
+            {"limit": max(1, min(work.count, round(times * fits))), "of the fitting": times}
+            for times in FIXED_LIMITS
         ],
-        "safe_maximum": [{"max_response_tokens": work.max_response, "over_commit": factor} for factor in (1.0, 0.7)],
+        "safe_maximum": [
+            {"max_response_tokens": work.max_response, "over_commit": factor}
+            for factor in (1.0, 0.7)
+        ],
     }
     return [
         Case(sized, engines, work, policy, seed, tightness, chosen)
@@ -115,7 +135,10 @@ def run_cases(cases: Sequence[Case], processes: int, report: Any) -> list[Outcom
     if processes == 1:
         return [report(case, run_case(case)) for case in cases]
     with ProcessPoolExecutor(processes) as pool:
-        return [report(case, outcome) for case, outcome in zip(cases, pool.map(run_case, cases), strict=True)]
+        return [
+            report(case, outcome)
+            for case, outcome in zip(cases, pool.map(run_case, cases), strict=True)
+        ]
 
 
 def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
@@ -123,7 +146,10 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
     model = {name: value for name, value in asdict(case.model).items() if name != "source"}
     return {
         "policy": case.policy,
-        **{name: getattr(case, name) for name in ("options", "engines", "seed", "tightness", "streamed", "told")},
+        **{
+            name: getattr(case, name)
+            for name in ("options", "engines", "seed", "tightness", "streamed", "told")
+        },
         "model": model,
         "work": asdict(case.work),
         **{name: value for name, value in asdict(outcome).items() if name != "timeline"},
@@ -136,5 +162,10 @@ def read_rows(path: Path) -> list[tuple[Case, Outcome]]:
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         told = {field.name: row[field.name] for field in fields(Outcome) if field.name in row}
         known = {name: row[name] for name in ("policy", "engines", "seed", "tightness", "options")}
-        found.append((Case(EngineModel(**row["model"]), work=Workload(**row["work"]), **known), Outcome(**told)))
+        found.append(
+            (
+                Case(EngineModel(**row["model"]), work=Workload(**row["work"]), **known),
+                Outcome(**told),
+            )
+        )
     return found

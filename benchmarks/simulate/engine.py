@@ -1,9 +1,10 @@
 """One engine: sequences that decode together, in a cache that may not hold them all.
 
-An iteration with `n` sequences and `K` tokens in the cache takes max(W, C n + P p) + O + A K seconds, where p tokens of
-prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn
-ends, the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed
-again when all of it fits (vLLM's "Optimization and Tuning"); what waits is admitted in order.
+An iteration with `n` sequences and `K` tokens in the cache takes max(W, C n + P p) + O + A K
+seconds, where p tokens of prompts are computed on the way. Time passes in stretches in which
+nothing changes but the lengths: until a turn ends, the blocks run out, or a turn is asked for. What
+does not fit is preempted, the last one first, and computed again when all of it fits (vLLM's
+"Optimization and Tuning"); what waits is admitted in order.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class EngineModel:
         return IterationCosts(self.weights_s, self.overhead_s, self.token_s, self.fed_token_s)
 
     def base(self, sequences: int, fed: int = 0) -> float:
-        """An iteration without the reads of its cache; `fed` tokens of prompts are computed on the way."""
-        return max(self.weights_s, self.token_s * sequences + self.fed_token_s * fed) + self.overhead_s
+        """An iteration without the reads of its cache; `fed` tokens of prompts are computed on the
+        way.
+        """
+        return (
+            max(self.weights_s, self.token_s * sequences + self.fed_token_s * fed) + self.overhead_s
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +79,9 @@ class Sequence:
 class SimulatedEngine:
     """`ended` is called with each sequence whose turn is over."""
 
-    def __init__(self, env: simpy.Environment, model: EngineModel, ended: Callable[[Sequence], None]) -> None:
+    def __init__(
+        self, env: simpy.Environment, model: EngineModel, ended: Callable[[Sequence], None]
+    ) -> None:
         self.model = model
         self.blocks = Blocks(model.capacity_tokens // model.block_tokens, model.block_tokens)
         self.busy_seconds = 0.0
@@ -101,19 +108,35 @@ class SimulatedEngine:
             return
         if self._started is None:
             self._next()
-        elif len(self._waiting) == 1 and self.running < self.model.max_running and self._room(sequence):
+        elif (
+            len(self._waiting) == 1
+            and self.running < self.model.max_running
+            and self._room(sequence)
+        ):
             self._cut_short()
 
     def lengths(self) -> list[tuple[str, int]]:
         """Of the running sequences: tokens now."""
-        done = self._done(self._env.now - self._started, math.floor) if self._started is not None else 0
-        return [(each.name, tokens + done) for each, tokens in zip(self._running, self._tokens.tolist(), strict=True)]
+        done = (
+            self._done(self._env.now - self._started, math.floor)
+            if self._started is not None
+            else 0
+        )
+        return [
+            (each.name, tokens + done)
+            for each, tokens in zip(self._running, self._tokens.tolist(), strict=True)
+        ]
 
     def _room(self, sequence: Sequence) -> bool:
-        return self.blocks.fit(sequence.name, sequence.group, sequence.prompt, sequence.tokens) is not None
+        return (
+            self.blocks.fit(sequence.name, sequence.group, sequence.prompt, sequence.tokens)
+            is not None
+        )
 
     def _next(self) -> None:
-        """Begin a stretch, if there is anything to run. Where a sequence was preempted, none is admitted."""
+        """Begin a stretch, if there is anything to run. Where a sequence was preempted, none is
+        admitted.
+        """
         crowded = self._make_room()
         fresh = 0 if crowded else self._admit()
         self._make_room()

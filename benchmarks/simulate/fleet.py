@@ -1,6 +1,8 @@
-"""One step of rollouts on simulated engines, behind the router that a training has in front of its servers.
+"""One step of rollouts on simulated engines, behind the router that a training has in front of its
+servers.
 
-The router hears of tokens as it does there: once in so many seconds, of all requests that an engine is at.
+The router hears of tokens as it does there: once in so many seconds, of all requests that an engine
+is at.
 """
 
 from __future__ import annotations
@@ -60,13 +62,16 @@ class Outcome:
 def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int) -> float:
     """A bound that no schedule beats: the work of all on all engines, or the longest rollout alone.
 
-    Work is what sampling takes with the cache as full as it can be all the time: an iteration serves at most
-    `capacity_tokens` and `max_running` sequences, so there is a least number of them.
+    Work is what sampling takes with the cache as full as it can be all the time: an iteration
+    serves at most `capacity_tokens` and `max_running` sequences, so there is a least number of
+    them.
     """
     sampled = sum(each.sampled_tokens for each in rollouts)
     resident = sum(_token_steps(each) for each in rollouts)
     shared = {each.group: each.prompt_tokens for each in rollouts}
-    fed = sum(shared.values()) + sum(each.response_tokens - each.sampled_tokens for each in rollouts)
+    fed = sum(shared.values()) + sum(
+        each.response_tokens - each.sampled_tokens for each in rollouts
+    )
     iterations = max(resident / model.capacity_tokens, sampled / model.max_running)
     work = max(model.weights_s * iterations, model.token_s * sampled + model.fed_token_s * fed)
     work += model.overhead_s * iterations + model.cached_token_s * resident
@@ -84,7 +89,9 @@ def _token_steps(rollout: Planned) -> float:
 
 def _alone(rollout: Planned, model: EngineModel) -> float:
     seconds = rollout.sampled_tokens * model.base(1) + model.cached_token_s * _token_steps(rollout)
-    return seconds + sum(turn.tool_seconds + turn.tool_tokens * model.fed_token_s for turn in rollout.turns)
+    return seconds + sum(
+        turn.tool_seconds + turn.tool_tokens * model.fed_token_s for turn in rollout.turns
+    )
 
 
 def _timed(name: str) -> Callable[..., Any]:
@@ -106,7 +113,9 @@ class _TimedScheduler(RolloutScheduler):
 
     cpu = 0.0
     decisions = 0
-    arrive, turn_ended, turn_asked, ended = map(_timed, ("arrive", "turn_ended", "turn_asked", "ended"))
+    arrive, turn_ended, turn_asked, ended = map(
+        _timed, ("arrive", "turn_ended", "turn_asked", "ended")
+    )
 
 
 class _Routed:
@@ -123,13 +132,19 @@ class _Routed:
 
 class _Step:
     def __init__(
-        self, rollouts: Sequence[Planned], model: EngineModel, engines: int, scheduler: _TimedScheduler
+        self,
+        rollouts: Sequence[Planned],
+        model: EngineModel,
+        engines: int,
+        scheduler: _TimedScheduler,
     ) -> None:
         self.env = simpy.Environment()
         self.rollouts, self.scheduler = rollouts, scheduler
         self.router = EngineRouter(scheduler, clock=lambda: self.env.now)
         self.names = [f"engine-{i}" for i in range(engines)]
-        self.engines = {name: SimulatedEngine(self.env, model, self._turn_over) for name in self.names}
+        self.engines = {
+            name: SimulatedEngine(self.env, model, self._turn_over) for name in self.names
+        }
         self.plans = {f"{each.group}/{each.name}": each for each in rollouts}
         self.turn = dict.fromkeys(self.plans, 0)
         self.tokens = {name: each.prompt_tokens for name, each in self.plans.items()}
@@ -147,7 +162,13 @@ class _Step:
     def start(self, model: EngineModel, told: bool) -> None:
         costs = model.costs if told else None
         for name in self.names:
-            engine, sizes = _Routed(partial(self._sent, name)), (model.capacity_tokens, model.max_running)
+            engine, sizes = (
+                _Routed(partial(self._sent, name)),
+                (
+                    model.capacity_tokens,
+                    model.max_running,
+                ),
+            )
             self.router.join(name, engine, *sizes, costs, block_tokens=model.block_tokens)
         for name in self.plans:
             self._ask(name)
@@ -165,7 +186,12 @@ class _Step:
         self.asked[name] = (request, future)
         turn = plan.turns[self.turn[name]]
         sequence = EngineSequence(
-            name, plan.group, plan.prompt_tokens, self.tokens[name], turn.sampled, self.computed[name]
+            name,
+            plan.group,
+            plan.prompt_tokens,
+            self.tokens[name],
+            turn.sampled,
+            self.computed[name],
         )
         self.engines[engine].submit(sequence)
 
@@ -186,7 +212,9 @@ class _Step:
         self.began.append(self.env.now)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        self.env.timeout(turn.tool_seconds).callbacks.append(lambda _: self._tool_over(name, turn.tool_tokens))
+        self.env.timeout(turn.tool_seconds).callbacks.append(
+            lambda _: self._tool_over(name, turn.tool_tokens)
+        )
 
     def _tool_over(self, name: str, tokens: int) -> None:
         self.at_once -= 1
@@ -204,7 +232,9 @@ class _Step:
         """Say how far all requests are, now and then."""
         while len(self.ends) < len(self.rollouts):
             for name, engine in self.engines.items():
-                self.router.heard(name, {self.asked[each][0].name: tokens for each, tokens in engine.lengths()})
+                self.router.heard(
+                    name, {self.asked[each][0].name: tokens for each, tokens in engine.lengths()}
+                )
             yield self.env.timeout(LOOK_SECONDS)
 
     def watch(self, seconds: float, timeline: list[list[int]]) -> Any:
@@ -227,8 +257,8 @@ def simulate(
 ) -> Outcome:
     """One step from its start to its last rollout.
 
-    `streamed`: the router hears of tokens while they are sampled, as in a training, and not at the ends of turns only.
-    `told`: it is told the engines' constants.
+    `streamed`: the router hears of tokens while they are sampled, as in a training, and not at the
+    ends of turns only. `told`: it is told the engines' constants.
     """
     step = _Step(rollouts, model, engines, _TimedScheduler(policy, lengths, seed))
     timeline: list[list[int]] = []

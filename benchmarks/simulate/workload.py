@@ -1,8 +1,8 @@
 """The rollouts of a step: how long they get, how many tools they call, how long a tool takes.
 
-Lengths are heavy-tailed and alike within a group: a log-normal, cut at the limit, half of whose log-variance belongs to
-the prompt (Seer, arXiv 2511.14617). A tool's delay is log-normal, too. All of it is drawn from one seed, so that every
-policy gets the same work.
+Lengths are heavy-tailed and alike within a group: a log-normal, cut at the limit, half of whose
+log-variance belongs to the prompt (Seer, arXiv 2511.14617). A tool's delay is log-normal, too. All
+of it is drawn from one seed, so that every policy gets the same work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """What is drawn; the defaults are those of stage two of rStar2-Agent, as far as its paper says."""
+    """What is drawn; the defaults are those of stage two of rStar2-Agent,
+    as far as its paper says.
+    """
 
     groups: int = 512
     group_size: int = 32
@@ -95,19 +97,29 @@ def drawn(work: Workload, seed: int) -> list[Planned]:
 
 
 def _turns(work: Workload, length: int, chance: np.random.Generator) -> tuple[Turn, ...]:
-    calls = min(int(chance.poisson(work.calls)), work.max_calls, length // (2 * work.tool_tokens + 1))
+    calls = min(
+        int(chance.poisson(work.calls)), work.max_calls, length // (2 * work.tool_tokens + 1)
+    )
     tools = chance.integers(work.tool_tokens // 2, work.tool_tokens * 3 // 2 + 1, calls)
-    seconds = work.tool_seconds * np.exp(work.tool_sigma * chance.standard_normal(calls) - work.tool_sigma**2 / 2)
+    seconds = work.tool_seconds * np.exp(
+        work.tool_sigma * chance.standard_normal(calls) - work.tool_sigma**2 / 2
+    )
     sampled = length - int(tools.sum())
-    cuts = np.sort(chance.choice(sampled - 1, calls, replace=False) + 1) if calls else np.empty(0, int)
+    cuts = (
+        np.sort(chance.choice(sampled - 1, calls, replace=False) + 1) if calls else np.empty(0, int)
+    )
     pieces = np.diff(np.concatenate([[0], cuts, [sampled]]))
     after = [*zip(tools, np.minimum(seconds, work.tool_max_seconds), strict=True), (0, 0.0)]
-    return tuple(Turn(int(n), int(tokens), float(s)) for n, (tokens, s) in zip(pieces, after, strict=True))
+    return tuple(
+        Turn(int(n), int(tokens), float(s)) for n, (tokens, s) in zip(pieces, after, strict=True)
+    )
 
 
 def _median(work: Workload) -> float:
     """That of the log-normal whose mean is `mean_response` when it is cut."""
-    quantiles = np.exp(work.sigma * np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)]))
+    quantiles = np.exp(
+        work.sigma * np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
+    )
     low, high = work.mean_response / 8, float(work.max_response)
     for _ in range(60):
         middle = (low + high) / 2

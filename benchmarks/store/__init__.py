@@ -1,1 +1,3 @@
-"""The run store against LangGraph's own savers and against bare inserts: `python -m benchmarks.store`."""
+"""The run store against LangGraph's own savers and against bare inserts:
+`python -m benchmarks.store`.
+"""

@@ -1,13 +1,14 @@
-"""What the run store costs, against LangGraph's own savers and against bare inserts of the same rows.
+"""What the run store costs, against LangGraph's own savers and against bare inserts of the same
+rows.
 
     python -m benchmarks.store [--repeats 3] [--folder DIR] [--only replays loops] [--quick] [--json FILE]
 
-Needs a PostgreSQL on the machine; a server of its own is started for the run. The contestants take turns within each
-repeat, and the best repeat counts, so that a noisy neighbour disturbs all of them. CPU seconds are of the process and
-the server together.
+Needs a PostgreSQL on the machine; a server of its own is started for the run. The contestants take
+turns within each repeat, and the best repeat counts, so that a noisy neighbour disturbs all of
+them. CPU seconds are of the process and the server together.
 
-Compared are commits of one promise: what survives a power failure (`power`) with its like, what survives the death of
-the process (`process`) with its like. A goal is a ratio within one run.
+Compared are commits of one promise: what survives a power failure (`power`) with its like, what
+survives the death of the process (`process`) with its like. A goal is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -48,13 +49,17 @@ def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) ->
         "replays": lambda: workloads.replays(places, steps, MESSAGES // shorter, repeats),
         "loops": lambda: workloads.loops(places, steps, repeats),
         "distance": lambda: distant_loops(places, WAYS_MS, repeats),
-        "conversations": lambda: workloads.conversations(places, (50 // shorter, CONVERSATION // shorter)),
+        "conversations": lambda: workloads.conversations(
+            places, (50 // shorter, CONVERSATION // shorter)
+        ),
         "tokens": lambda: workloads.tokens(places),
         "rollouts": lambda: workloads.rollouts(places),
         "listing": lambda: workloads.listing(places, THREADS // shorter),
         "growth": lambda: workloads.growth(places, lengths),
         "journal": lambda: growth_of_journal(places, [TURNS // shorter // 4, TURNS // shorter]),
-        "step": lambda: step_cost(places, [(MESSAGES // shorter, size) for size in (SMALL, LARGE)], max(repeats, 5)),
+        "step": lambda: step_cost(
+            places, [(MESSAGES // shorter, size) for size in (SMALL, LARGE)], max(repeats, 5)
+        ),
     }
     found: Found = {}
     for name in only or tables:
@@ -73,27 +78,53 @@ def goals(found: Found) -> list[Row]:
             rows.append(_faster(f"{kind}: steps/s of {own} / {floor}", of[own], of[floor], 0.5))
     of = {row["way"]: row for row in found.get("loops", ()) if row["durability"] == "sync"}
     for own, other, bound in LOOPS if of else ():
-        rows.append(_faster(f"a loop of LangGraph: steps/s of {own} / {other}", of[own], of[other], bound))
-    of = {row["way"]: row for row in found.get("conversations", ()) if row["messages"] == CONVERSATION}
-    for ours, peer in (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")) if of else ():
         rows.append(
-            _at_least(f"300 messages: bytes of {peer} / {ours}", of[peer]["stored_mb"] / of[ours]["stored_mb"], 20)
+            _faster(f"a loop of LangGraph: steps/s of {own} / {other}", of[own], of[other], bound)
+        )
+    of = {
+        row["way"]: row for row in found.get("conversations", ()) if row["messages"] == CONVERSATION
+    }
+    for ours, peer in (
+        (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")) if of else ()
+    ):
+        rows.append(
+            _at_least(
+                f"300 messages: bytes of {peer} / {ours}",
+                of[peer]["stored_mb"] / of[ours]["stored_mb"],
+                20,
+            )
         )
         rows.append(
-            _at_least(f"300 messages: history of {peer} / {ours}", of[peer]["history_s"] / of[ours]["history_s"], 20)
+            _at_least(
+                f"300 messages: history of {peer} / {ours}",
+                of[peer]["history_s"] / of[ours]["history_s"],
+                20,
+            )
         )
     ours = [row for row in found.get("listing", ()) if row["way"].startswith("ours")]
-    rows += [_at_most(f"{row['way']}: ms to list {row['threads']:,} threads", row["ms"], 100) for row in ours]
+    rows += [
+        _at_most(f"{row['way']}: ms to list {row['threads']:,} threads", row["ms"], 100)
+        for row in ours
+    ]
     if "growth" in found and found["growth"][-1]["messages"] == 400:
-        short, long = (row["ours, kB a message"] for row in (found["growth"][1], found["growth"][-1]))
+        short, long = (
+            row["ours, kB a message"] for row in (found["growth"][1], found["growth"][-1])
+        )
         rows.append(_at_most("bytes of a message at 400 messages / at 100", long / short, 1.2))
     if rows_of_journal := found.get("journal"):
         row = rows_of_journal[-1]
         rows.append(
-            _at_most(f"{row['turns']} turns: bytes of journal / checkpoints", row["journal / checkpoints"], 1.2)
+            _at_most(
+                f"{row['turns']} turns: bytes of journal / checkpoints",
+                row["journal / checkpoints"],
+                1.2,
+            )
         )
     for row in found.get("step", ()):
-        name = f"a step with {row['messages']} messages of {row['characters']} characters: CPU with journal"
+        name = (
+            f"a step with {row['messages']} messages of {row['characters']} characters: CPU with"
+            " journal"
+        )
         rows.append(_at_most(f"{name} / without", row["with / without"], 1.3))
         bound = 1.0 if row["characters"] == SMALL else 0.6
         rows.append(_at_most(f"{name} / AsyncSqliteSaver", row["with / AsyncSqliteSaver"], bound))
@@ -101,16 +132,31 @@ def goals(found: Found) -> list[Row]:
 
 
 def _faster(name: str, ours: Row, other: Row, bound: float) -> Row:
-    by_cpu = other["ms_cpu"] / ours["ms_cpu"] if ours["ms_cpu"] else None  # too little for the clock
+    # too little for the clock
+    by_cpu = other["ms_cpu"] / ours["ms_cpu"] if ours["ms_cpu"] else None
     return _at_least(name, ours["steps_s"] / other["steps_s"], bound, by_cpu)
 
 
 def _at_least(name: str, value: float, bound: float, by_cpu: float | None = None) -> Row:
-    return {"goal": name, "value": value, "at least": bound, "at most": None, "by CPU": by_cpu, "met": value >= bound}
+    return {
+        "goal": name,
+        "value": value,
+        "at least": bound,
+        "at most": None,
+        "by CPU": by_cpu,
+        "met": value >= bound,
+    }
 
 
 def _at_most(name: str, value: float, bound: float) -> Row:
-    return {"goal": name, "value": value, "at least": None, "at most": bound, "by CPU": None, "met": value <= bound}
+    return {
+        "goal": name,
+        "value": value,
+        "at least": None,
+        "at most": bound,
+        "by CPU": None,
+        "met": value <= bound,
+    }
 
 
 FLOOR_OF = {
@@ -119,8 +165,14 @@ FLOOR_OF = {
     "ours, PostgreSQL": "bare inserts, PostgreSQL",
 }
 """Ways of ours and the floor of the same promise."""
-LOOPS = (("ours", "none", 0.7), ("ours, power", "none", 0.5), ("ours, PostgreSQL", "PostgresSaver", 1.5))
-"""Ways, what each is held against (`none` is LangGraph without a checkpointer) and the share that is aimed at."""
+LOOPS = (
+    ("ours", "none", 0.7),
+    ("ours, power", "none", 0.5),
+    ("ours, PostgreSQL", "PostgresSaver", 1.5),
+)
+"""Ways, what each is held against (`none` is LangGraph without a checkpointer) and the share that
+is aimed at.
+"""
 
 
 def flush_ms(folder: Path) -> float:
@@ -150,9 +202,13 @@ def _text(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of the run store")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the files are written (default: the temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where the files are written (default: the temporary folder)"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="tables to measure")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything, which says little")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of everything, which says little"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     server = PostgresServer()
@@ -161,7 +217,10 @@ def main() -> None:
             disk = flush_ms(Path(name))
             print(f"a flush of a page to this disk takes {disk:.2f} ms")
             found = measured(
-                Places(Path(name), server), arguments.repeats, arguments.only, 10 if arguments.quick else 1
+                Places(Path(name), server),
+                arguments.repeats,
+                arguments.only,
+                10 if arguments.quick else 1,
             )
     finally:
         server.stop()
@@ -176,7 +235,9 @@ def main() -> None:
             "steps": STEPS,
             "messages": MESSAGES,
         }
-        arguments.json.write_text(json.dumps({"settings": settings, **found, "goals": reached}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"settings": settings, **found, "goals": reached}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Steps of a graph on a PostgreSQL that is some way off: every answer that is waited for costs the way there and back.
+"""Steps of a graph on a PostgreSQL that is some way off: every answer that is waited for costs the
+way there and back.
 
 The way is made here, by a process that passes on what it is given after a delay.
 """
@@ -26,13 +27,18 @@ _BYTES = 1 << 16
 
 
 def distant_loops(places: Places, ways_ms: list[float], repeats: int) -> list[Row]:
-    """Milliseconds a step of a two-node loop, by checkpointer and by how long the way there and back is."""
+    """Milliseconds a step of a two-node loop, by checkpointer and by how long the way there and
+    back is.
+    """
     graph, rows = loop_graph(_STEPS), list[Row]()
     for _ in range(repeats):
         for way_ms in ways_ms:
             for way in (WAYS["ours, PostgreSQL"], WAYS["PostgresSaver"]):
                 assert way.opened is not None
-                with _away(places.new("postgresql"), way_ms / 2e3) as place, way.opened(place) as saver:
+                with (
+                    _away(places.new("postgresql"), way_ms / 2e3) as place,
+                    way.opened(place) as saver,
+                ):
                     kept = graph.copy(update={"checkpointer": saver})
                     config = {"configurable": {"thread_id": "t"}, "recursion_limit": _STEPS + 10}
                     with spent() as used:

@@ -1,4 +1,6 @@
-"""What the journal adds to the checkpoints where a hosted model answers, whose requests are messages and not tokens."""
+"""What the journal adds to the checkpoints where a hosted model answers, whose requests are
+messages and not tokens.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class _Hosted(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         usage: Any = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
         text = f"{len(messages):06}".ljust(self.size, "a")
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(text, usage_metadata=usage))])
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(text, usage_metadata=usage))]
+        )
 
 
 def _graph(size: int) -> Any:
@@ -58,11 +62,14 @@ async def _converse(store: RunStore, graph: Any, turns: int, size: int, *, journ
     with recording(Recording(store.journal)) if journal else nullcontext():
         for number in range(turns):
             said = HumanMessage(f"{number:06}".ljust(size, "h"))
-            await kept.ainvoke({"messages": [said]}, {"configurable": {"thread_id": "t"}}, durability="sync")
+            await kept.ainvoke(
+                {"messages": [said]}, {"configurable": {"thread_id": "t"}}, durability="sync"
+            )
 
 
 def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -> list[Row]:
-    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and what its calls add.
+    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and what its
+    calls add.
 
     `file` is the database after `vacuum`, with keys and indexes.
     """
@@ -90,7 +97,9 @@ def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -
 
 
 async def _steps(saver: Any, journal: Journal | None, messages: int, size: int) -> float:
-    """CPU seconds of a step, in the middle of those around one that sends `messages` messages of `size` characters."""
+    """CPU seconds of a step, in the middle of those around one that sends `messages` messages of
+    `size` characters.
+    """
     model, began = _Hosted(size=size), list[float]()
 
     async def step(state: MessagesState) -> dict[str, Any]:
@@ -117,14 +126,21 @@ async def _stock_steps(saver: AbstractAsyncContextManager[Any], messages: int, s
 
 
 def step_cost(places: Places, sizes: Sequence[tuple[int, int]], repeats: int) -> list[Row]:
-    """CPU of a step whose one node asks a hosted model, by each way in turn: the best of the repeats.
+    """CPU of a step whose one node asks a hosted model, by each way in turn: the best of the
+    repeats.
 
-    `sizes`: messages of a conversation, and characters of each. Only `with_ms` has the model's calls on record.
+    `sizes`: messages of a conversation, and characters of each. Only `with_ms` has the model's
+    calls on record.
     """
     record_external_models()
     rows: list[Row] = []
     for messages, size in sizes:
-        of: dict[str, list[float]] = {"none_ms": [], "AsyncSqliteSaver_ms": [], "without_ms": [], "with_ms": []}
+        of: dict[str, list[float]] = {
+            "none_ms": [],
+            "AsyncSqliteSaver_ms": [],
+            "without_ms": [],
+            "with_ms": [],
+        }
         for _ in range(repeats):
             of["none_ms"].append(asyncio.run(_steps(None, None, messages, size)))
             stock = AsyncSqliteSaver.from_conn_string(places.new("sqlite"))
@@ -132,7 +148,9 @@ def step_cost(places: Places, sizes: Sequence[tuple[int, int]], repeats: int) ->
             for name in ("without_ms", "with_ms"):
                 with open_store(places.new("sqlite")) as store:
                     journal = store.journal if name == "with_ms" else None
-                    of[name].append(asyncio.run(_steps(store.checkpointer, journal, messages, size)))
+                    of[name].append(
+                        asyncio.run(_steps(store.checkpointer, journal, messages, size))
+                    )
         row = {name: min(taken) * 1e3 for name, taken in of.items()}
         ratios = {
             "with / without": row["with_ms"] / row["without_ms"],

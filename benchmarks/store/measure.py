@@ -1,4 +1,6 @@
-"""Clock and CPU seconds of a piece of work, the server's included, and the best of a few attempts."""
+"""Clock and CPU seconds of a piece of work, the server's included,
+and the best of a few attempts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def _cpu_seconds() -> float:
     for member in [process, *process.children(recursive=True)]:
         try:
             total += sum(member.cpu_times()[:4])
-        except psutil.NoSuchProcess:  # a server's backend that has just ended: its parent has its seconds
+        # a server's backend that has just ended: its parent has its seconds
+        except psutil.NoSuchProcess:
             continue
     return total
 
@@ -44,7 +47,9 @@ def spent() -> Generator[Spent]:
 
 
 def best(rows: list[Row], *given: str) -> list[Row]:
-    """Of the rows that agree in `given` the one with the shortest clock: neighbours only ever add to it."""
+    """Of the rows that agree in `given` the one with the shortest clock: neighbours only ever add
+    to it.
+    """
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row[name] for name in given)

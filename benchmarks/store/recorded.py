@@ -12,11 +12,23 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-__all__ = ["Operation", "Recorder", "chat", "loop_graph", "record_chat", "record_loop", "replay", "replay_async"]
+__all__ = [
+    "Operation",
+    "Recorder",
+    "chat",
+    "loop_graph",
+    "record_chat",
+    "record_loop",
+    "replay",
+    "replay_async",
+]
 
 Operation = tuple[str, tuple[Any, ...]]
 _WORDS = [
-    f"{a}{b}{c}" for a in ("re", "un", "con", "pro") for b in ("for", "mis", "tin", "ver") for c in ("m", "se", "t")
+    f"{a}{b}{c}"
+    for a in ("re", "un", "con", "pro")
+    for b in ("for", "mis", "tin", "ver")
+    for c in ("m", "se", "t")
 ]
 
 
@@ -46,10 +58,15 @@ class Loop(TypedDict):
 
 
 def loop_graph(steps: int) -> Any:
-    """Two nodes that take turns, `steps` in all: the smallest state, so that the checkpointer is what is measured."""
+    """Two nodes that take turns, `steps` in all: the smallest state, so that the checkpointer is
+    what is measured.
+    """
 
     def even(state: Loop) -> dict[str, Any]:
-        return {"n": state["n"] + 1, "note": f"step {state['n']} of a loop that says a few words about itself" * 3}
+        return {
+            "n": state["n"] + 1,
+            "note": f"step {state['n']} of a loop that says a few words about itself" * 3,
+        }
 
     async def even_async(state: Loop) -> dict[str, Any]:
         return even(state)
@@ -57,17 +74,25 @@ def loop_graph(steps: int) -> Any:
     node: Any = RunnableLambda(even, even_async)
     builder = StateGraph(Loop).add_node("one", node).add_node("two", node).add_edge(START, "one")
     for here, there in (("one", "two"), ("two", "one")):
-        choose: Callable[[Loop], str] = lambda state, there=there: END if state["n"] >= steps else there  # noqa: E731
+        choose: Callable[[Loop], str] = lambda state, there=there: (  # noqa: E731
+            END if state["n"] >= steps else there
+        )
         builder.add_conditional_edges(here, choose, [there, END])
     return builder.compile()
 
 
-def chat(messages: int, size: int, extra: Callable[[int], dict[str, Any]] = lambda _: {}) -> list[AnyMessage]:
+def chat(
+    messages: int, size: int, extra: Callable[[int], dict[str, Any]] = lambda _: {}
+) -> list[AnyMessage]:
     """A conversation of `messages` messages of `size` characters."""
     rng = random.Random(messages)
     texts = [" ".join(rng.choices(_WORDS, k=size // 4))[:size] for _ in range(messages)]
     return [
-        AIMessage(text, id=f"m{i}", response_metadata=extra(i // 2)) if i % 2 else HumanMessage(text, id=f"m{i}")
+        (
+            AIMessage(text, id=f"m{i}", response_metadata=extra(i // 2))
+            if i % 2
+            else HumanMessage(text, id=f"m{i}")
+        )
         for i, text in enumerate(texts)
     ]
 
@@ -90,10 +115,16 @@ def record_chat(versions: BaseCheckpointSaver[Any], said: Sequence[AnyMessage]) 
     return _recorded(builder.compile(), versions, {"messages": [said[0]]}, len(said))
 
 
-def _recorded(graph: Any, versions: BaseCheckpointSaver[Any], given: Any, steps: int) -> list[Operation]:
+def _recorded(
+    graph: Any, versions: BaseCheckpointSaver[Any], given: Any, steps: int
+) -> list[Operation]:
     recorder = Recorder(versions)
     graph = graph.copy(update={"checkpointer": recorder})
-    graph.invoke(given, {"configurable": {"thread_id": "t"}, "recursion_limit": steps + 10}, durability="sync")
+    graph.invoke(
+        given,
+        {"configurable": {"thread_id": "t"}, "recursion_limit": steps + 10},
+        durability="sync",
+    )
     return recorder.operations
 
 

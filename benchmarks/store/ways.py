@@ -1,15 +1,22 @@
 """Who is compared: ways to keep LangGraph's checkpoints, each with what its commits survive.
 
-`process`: a commit survives the death of the process; a power failure can take the newest. `power`: it survives that
-too, and waits for the disk. Stock savers say nothing of it: SQLite's default (`synchronous=FULL`) and PostgreSQL's are
-`power`. A place is a file or a database of its own for each measurement.
+`process`: a commit survives the death of the process; a power failure can take the newest. `power`:
+it survives that too, and waits for the disk. Stock savers say nothing of it: SQLite's default
+(`synchronous=FULL`) and PostgreSQL's are `power`. A place is a file or a database of its own for
+each measurement.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -50,7 +57,10 @@ class Places:
     def size(place: str) -> int:
         """Bytes of all files, or of all tables with their indexes."""
         if place.startswith("postgresql"):
-            query = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = %s"
+            query = (
+                "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND"
+                " relnamespace = %s"
+            )
             with psycopg.connect(place) as connection:
                 return int((connection.execute(query, (_PUBLIC,)).fetchone() or (0,))[0])
         return sum(path.stat().st_size for path in Path(place).parent.glob(f"{Path(place).name}*"))
@@ -148,7 +158,11 @@ WAYS = {
         _our_way("ours", "process", "sqlite", _ours),
         _our_way("ours, power", "power", "sqlite", lambda place: _ours(place, "power")),
         Way(
-            "SqliteSaver NORMAL", "process", "sqlite", lambda place: _sqlite(place, "synchronous=NORMAL"), _sqlite_async
+            "SqliteSaver NORMAL",
+            "process",
+            "sqlite",
+            lambda place: _sqlite(place, "synchronous=NORMAL"),
+            _sqlite_async,
         ),
         Way("SqliteSaver", "power", "sqlite", _sqlite, _sqlite_async),
         Way("AsyncSqliteSaver", "power", "sqlite", None, _sqlite_async),
@@ -179,20 +193,28 @@ class Floor:
     def _write_sqlite(self, place: str, tables: dict[str, list[Row]], commits: int) -> None:
         with closing(sqlite3.connect(place, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(f"PRAGMA synchronous={'FULL' if self.survives == 'power' else 'NORMAL'}")
+            connection.execute(
+                f"PRAGMA synchronous={'FULL' if self.survives == 'power' else 'NORMAL'}"
+            )
             for name, rows in tables.items():
-                connection.execute(f"CREATE TABLE {name} ({', '.join(f'c{i}' for i in range(len(rows[0])))})")
+                connection.execute(
+                    f"CREATE TABLE {name} ({', '.join(f'c{i}' for i in range(len(rows[0])))})"
+                )
             for shares in _shares(tables, commits):
                 connection.execute("BEGIN")
                 for name, rows in shares:
-                    connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+                    connection.executemany(
+                        f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows
+                    )
                 connection.execute("COMMIT")
 
     def _write_postgres(self, place: str, tables: dict[str, list[Row]], commits: int) -> None:
         types = {bytes: "BYTEA", int: "BIGINT", float: "DOUBLE PRECISION"}
         with psycopg.connect(place, autocommit=True) as connection:
             for name, rows in tables.items():
-                columns = (f"c{i} {types.get(type(field), 'TEXT')}" for i, field in enumerate(rows[0]))
+                columns = (
+                    f"c{i} {types.get(type(field), 'TEXT')}" for i, field in enumerate(rows[0])
+                )
                 connection.execute(f"CREATE TABLE {name} ({', '.join(columns)})".encode())
             for shares in _shares(tables, commits):
                 with connection.pipeline(), connection.transaction(), connection.cursor() as cursor:
@@ -208,10 +230,13 @@ FLOORS = (
 )
 
 
-def _shares(tables: dict[str, list[Row]], commits: int) -> Iterable[Sequence[tuple[str, list[Row]]]]:
+def _shares(
+    tables: dict[str, list[Row]], commits: int
+) -> Iterable[Sequence[tuple[str, list[Row]]]]:
     """The rows of each table, spread evenly over the commits."""
     for i in range(commits):
         shares = [
-            (name, rows[i * len(rows) // commits : (i + 1) * len(rows) // commits]) for name, rows in tables.items()
+            (name, rows[i * len(rows) // commits : (i + 1) * len(rows) // commits])
+            for name, rows in tables.items()
         ]
         yield [(name, rows) for name, rows in shares if rows]

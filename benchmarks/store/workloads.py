@@ -11,7 +11,15 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from benchmarks.store.measure import Row, best, spent
-from benchmarks.store.recorded import Operation, chat, loop_graph, record_chat, record_loop, replay, replay_async
+from benchmarks.store.recorded import (
+    Operation,
+    chat,
+    loop_graph,
+    record_chat,
+    record_loop,
+    replay,
+    replay_async,
+)
 from benchmarks.store.ways import FLOORS, NOTHING, WAYS, Floor, Places, Way
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import (
@@ -35,7 +43,9 @@ STOCK_UP_TO = 200
 
 
 def loops(places: Places, steps: int, repeats: int) -> list[Row]:
-    """A two-node loop through LangGraph. `none` is the same loop without a checkpointer, `NOTHING` with an idle one."""
+    """A two-node loop through LangGraph. `none` is the same loop without a checkpointer, `NOTHING`
+    with an idle one.
+    """
     graph, rows = loop_graph(steps), list[Row]()
     for _ in range(repeats):
         for durability in ("sync", "async"):
@@ -74,14 +84,18 @@ def _rates(used: Any, steps: int) -> Row:
 
 
 def replays(places: Places, steps: int, messages: int, repeats: int) -> list[Row]:
-    """The recorded calls of a run on the checkpointer alone, without LangGraph; and bare inserts of what ours wrote."""
+    """The recorded calls of a run on the checkpointer alone, without LangGraph; and bare inserts of
+    what ours wrote.
+    """
     rows: list[Row] = []
     for _ in range(repeats):
         for kind in ("loop", "chat"):
             tables: dict[str, dict[str, list[Any]]] = {}
             count = 0
             for way in WAYS.values():
-                row, place, count = _replay(way, places, kind, steps if kind == "loop" else messages)
+                row, place, count = _replay(
+                    way, places, kind, steps if kind == "loop" else messages
+                )
                 rows.append(row)
                 if way.ours:
                     tables[way.body] = _tables(place)
@@ -90,7 +104,9 @@ def replays(places: Places, steps: int, messages: int, repeats: int) -> list[Row
 
 
 def _record(saver: BaseCheckpointSaver[Any], kind: str, length: int) -> list[Operation]:
-    return record_loop(saver, length) if kind == "loop" else record_chat(saver, chat(length, MESSAGE))
+    return (
+        record_loop(saver, length) if kind == "loop" else record_chat(saver, chat(length, MESSAGE))
+    )
 
 
 def _replay(way: Way, places: Places, kind: str, length: int) -> tuple[Row, str, int]:
@@ -103,7 +119,11 @@ def _replay(way: Way, places: Places, kind: str, length: int) -> tuple[Row, str,
             with spent() as used:
                 replay(saver, operations)
         count = sum(name == "put" for name, _ in operations)
-    return {"way": way.name, "survives": way.survives, "sequence": kind, **_rates(used, count)}, place, count
+    return (
+        {"way": way.name, "survives": way.survives, "sequence": kind, **_rates(used, count)},
+        place,
+        count,
+    )
 
 
 async def _replay_async(way: Way, place: str, kind: str, length: int) -> tuple[Any, int]:
@@ -122,15 +142,24 @@ def _tables(place: str) -> dict[str, list[Any]]:
     return {name: [tuple(row) for row in rows] for name, rows in tables.items() if rows}
 
 
-def _floor(floor: Floor, places: Places, kind: str, tables: dict[str, list[Any]], commits: int) -> Row:
+def _floor(
+    floor: Floor, places: Places, kind: str, tables: dict[str, list[Any]], commits: int
+) -> Row:
     place = places.new(floor.body)
     with spent() as used:
         floor.write(place, tables, commits)
-    return {"way": floor.name, "survives": floor.survives, "sequence": kind, **_rates(used, commits)}
+    return {
+        "way": floor.name,
+        "survives": floor.survives,
+        "sequence": kind,
+        **_rates(used, commits),
+    }
 
 
 def conversations(places: Places, lengths: Sequence[int]) -> list[Row]:
-    """A conversation written, then opened anew and read: the newest state, and the whole history."""
+    """A conversation written, then opened anew and read: the newest state,
+    and the whole history.
+    """
     names = ("ours", "SqliteSaver", "ours, PostgreSQL", "PostgresSaver")
     return [_conversation(WAYS[name], places, length) for length in lengths for name in names]
 
@@ -168,7 +197,9 @@ def _seconds(work: Any) -> float:
 
 
 def tokens(places: Places) -> list[Row]:
-    """A run's token ids, mask and log-probs: in the journal, or in the metadata of the messages as is common."""
+    """A run's token ids, mask and log-probs: in the journal, or in the metadata of the messages as
+    is common.
+    """
     ids, logprobs = list(range(TOKENS)), [-i / 7 for i in range(TOKENS)]
     kept = {"token_ids": ids, "logprobs": logprobs}
     rows: list[Row] = []
@@ -178,7 +209,9 @@ def tokens(places: Places) -> list[Row]:
         place = places.new(way.body)
         with way.opened(place) as saver:
             empty = places.size(place)
-            said = chat(2 * CALLS, MESSAGE, lambda i, ours=way.ours: {"call": str(i)} if ours else kept)
+            said = chat(
+                2 * CALLS, MESSAGE, lambda i, ours=way.ours: {"call": str(i)} if ours else kept
+            )
             operations = record_chat(saver, said)
             calls = [_call(i, tuple(ids), tuple(logprobs)) for i in range(CALLS)]
             with spent() as used:
@@ -189,7 +222,9 @@ def tokens(places: Places) -> list[Row]:
                     store.journal.write_call(call)
             used.wall, used.cpu = used.wall + journal.wall, used.cpu + journal.cpu
         size = places.size(place) - (empty if way.body == "postgresql" else 0)
-        rows.append({"way": name, "stored_mb": size / 1e6, "write_s": used.wall, "write_cpu_s": used.cpu})
+        rows.append(
+            {"way": name, "stored_mb": size / 1e6, "write_s": used.wall, "write_cpu_s": used.cpu}
+        )
     return rows
 
 
@@ -221,7 +256,9 @@ def rollouts(places: Places) -> list[Row]:
 async def _rollouts(way: Way | None, places: Places) -> Row:
     graph, steps = loop_graph(TURNS), ROLLOUTS * TURNS
     given = {"n": 0, "note": ""}
-    configs: list[Any] = [{"configurable": {"thread_id": str(i)}, "recursion_limit": 50} for i in range(ROLLOUTS)]
+    configs: list[Any] = [
+        {"configurable": {"thread_id": str(i)}, "recursion_limit": 50} for i in range(ROLLOUTS)
+    ]
     if way is None:
         with spent() as used:
             await asyncio.gather(*(graph.ainvoke(given, config) for config in configs))
@@ -229,12 +266,16 @@ async def _rollouts(way: Way | None, places: Places) -> Row:
     async with way.opened_async(places.new(way.body)) as saver:
         kept = graph.copy(update={"checkpointer": saver})
         with spent() as used:
-            await asyncio.gather(*(kept.ainvoke(given, config, durability="sync") for config in configs))
+            await asyncio.gather(
+                *(kept.ainvoke(given, config, durability="sync") for config in configs)
+            )
     return {"way": way.name, "survives": way.survives, **_rates(used, steps)}
 
 
 def listing(places: Places, threads: int) -> list[Row]:
-    """The names of all threads. Stock savers have no such call: their users list every checkpoint."""
+    """The names of all threads. Stock savers have no such call:
+    their users list every checkpoint.
+    """
     rows: list[Row] = []
     for name in ("ours", "SqliteSaver NORMAL", "ours, PostgreSQL"):
         way = WAYS[name]
@@ -251,7 +292,9 @@ def listing(places: Places, threads: int) -> list[Row]:
                 assert len(store.threads()) == threads
         else:
             with way.opened(place) as saver:
-                seconds = _seconds(lambda saver=saver: {_thread(found.config) for found in saver.list(None)})
+                seconds = _seconds(
+                    lambda saver=saver: {_thread(found.config) for found in saver.list(None)}
+                )
         rows.append({"way": name, "threads": threads, "ms": seconds * 1e3})
     return rows
 
@@ -290,10 +333,16 @@ def _trajectory(thread: str) -> Trajectory:
 
 
 def growth(places: Places, lengths: Sequence[int]) -> list[Row]:
-    """Size against the length of a conversation. Stock stores each message again in every checkpoint after it."""
+    """Size against the length of a conversation. Stock stores each message again in every
+    checkpoint after it.
+    """
     rows: list[Row] = []
     for length in lengths:
-        row: Row = {"messages": length, "ours, kB a message": None, "SqliteSaver NORMAL, kB a message": None}
+        row: Row = {
+            "messages": length,
+            "ours, kB a message": None,
+            "SqliteSaver NORMAL, kB a message": None,
+        }
         for name in ("ours", "SqliteSaver NORMAL") if length <= STOCK_UP_TO else ("ours",):
             way = WAYS[name]
             assert way.opened is not None

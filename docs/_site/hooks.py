@@ -1,11 +1,13 @@
-"""What the site has beside the pages of docs/: a reference, the command line, and the files that pages link to.
+"""What the site has beside the pages of docs/: a reference, the command line, and the files that
+pages link to.
 
-* The reference is made from docstrings, which mkdocstrings reads without importing anything. `REFERENCE` names the
-  modules; of each, what its `__all__` names is shown.
+* The reference is made from docstrings, which mkdocstrings reads without importing anything.
+  `REFERENCE` names the modules; of each, what its `__all__` names is shown.
 * The command line is what `--help` prints.
-* A link that leaves docs/ (`../examples/own_graph.py`) works on a code host as it is. On the site it leads to a page
-  that shows the file.
-* A fence such as `python own.py`, which says under which name a block is saved, gets that name as its title.
+* A link that leaves docs/ (`../examples/own_graph.py`) works on a code host as it is. On the site
+  it leads to a page that shows the file.
+* A fence such as `python own.py`, which says under which name a block is saved, gets that name as
+  its title.
 """
 
 from __future__ import annotations
@@ -26,11 +28,19 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 PROJECT = Path(__file__).parents[2]
-OWN_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-"""File at the top of the repository -> its page. What the README says, the first page says for the site."""
+OWN_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+}
+"""File at the top of the repository -> its page. What the README says, the first page says for the
+site.
+"""
 DESCRIPTIONS = {
     "CHANGELOG.md": "What changed in each version of hrm-agent, newest first.",
-    "CONTRIBUTING.md": "How to work on hrm-agent, with its checks, where things belong, and how we write.",
+    "CONTRIBUTING.md": (
+        "How to work on hrm-agent, with its checks, where things belong, and how we write."
+    ),
 }
 REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "records": (
@@ -52,7 +62,11 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "retrieval": (
         "Retrieval",
         "Tokenizers, chunks, indexes and citations.",
-        ["hrm_agent.retrieval", "hrm_agent.retrieval.index", "hrm_agent.retrieval.citations.quotes"],
+        [
+            "hrm_agent.retrieval",
+            "hrm_agent.retrieval.index",
+            "hrm_agent.retrieval.citations.quotes",
+        ],
     ),
     "runtime": (
         "Runtime",
@@ -100,7 +114,14 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
 _FENCE = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LEAVING = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)(#[^)\s]*)?\)")
-_LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".md": "markdown", ".yml": "yaml", ".c": "c"}
+_LANGUAGES = {
+    ".py": "python",
+    ".toml": "toml",
+    ".json": "json",
+    ".md": "markdown",
+    ".yml": "yaml",
+    ".c": "c",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -151,14 +172,23 @@ def shown(path: str) -> str:
 def at_the_top(name: str, about: str) -> str:
     """A page of the repository's top; its links are written from there."""
     text = f"---\ndescription: {about}\n---\n\n{(PROJECT / name).read_text(encoding='utf-8')}"
-    return re.sub(r"\]\((?![a-z]+:|#)(?:docs/)?", lambda found: "](" if "docs/" in found[0] else "](../", text)
+    return re.sub(
+        r"\]\((?![a-z]+:|#)(?:docs/)?", lambda found: "](" if "docs/" in found[0] else "](../", text
+    )
 
 
 def reference_page(title: str, about: str, modules: list[str]) -> str:
-    parts = [f"---\ndescription: {about} Python reference.\nsearch:\n  boost: 0.5\n---\n\n# {title}\n\n{about}\n"]
+    parts = [
+        (
+            f"---\ndescription: {about} Python reference.\nsearch:\n  boost: 0.5\n---\n\n#"
+            f" {title}\n\n{about}\n"
+        )
+    ]
     for module in modules:
         names = "".join(f"\n        - {name}" for name in public_names(module))
-        parts.append(f"::: {module}\n    options:\n      show_root_full_path: true\n      members:{names}\n")
+        parts.append(
+            f"::: {module}\n    options:\n      show_root_full_path: true\n      members:{names}\n"
+        )
     return "\n".join(parts)
 
 
@@ -181,7 +211,9 @@ def commands_page() -> str:
     from hrm_agent.cli.main import COMMAND_GROUPS
 
     about = "Every command of hrm-agent with its options, as --help prints them."
-    parts = [f"---\ndescription: {about}\nsearch:\n  boost: 0.5\n---\n\n# Command line\n\n{about}\n"]
+    parts = [
+        f"---\ndescription: {about}\nsearch:\n  boost: 0.5\n---\n\n# Command line\n\n{about}\n"
+    ]
     for group, commands in COMMAND_GROUPS.items():
         parts.append(f"## {group.capitalize()}\n")
         for command in commands:
@@ -204,7 +236,9 @@ def help_of(*words: str) -> str:
 
 
 def actions(text: str) -> list[str]:
-    """Actions of a command that has several, such as `store`: listed before its options, if it has any."""
+    """Actions of a command that has several, such as `store`: listed before its options, if it has
+    any.
+    """
     if not re.search(r"^usage: hrm-agent \w+ (ACTION|\{)", text):
         return []
     return re.findall(r"^  (\w+)  ", text.partition("options:")[0], re.MULTILINE)

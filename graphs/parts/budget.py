@@ -1,10 +1,11 @@
 """What answers have cost, and what remains of a budget.
 
-All of it is computed from recorded answers: their number, sampled tokens, start and end times, and price. A node that
-read a clock would decide differently in a replay.
+All of it is computed from recorded answers: their number, sampled tokens, start and end times, and
+price. A node that read a clock would decide differently in a replay.
 
-Time is that in which recorded model calls and tool calls of this run were under way, those side by side counted once.
-A pause counts for nothing: between a kill and the resume, while a person is asked, before a fork was made.
+Time is that in which recorded model calls and tool calls of this run were under way, those side by
+side counted once. A pause counts for nothing: between a kill and the resume, while a person is
+asked, before a fork was made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, Protocol, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.config import get_config
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, THREAD_ID
@@ -40,7 +43,9 @@ __all__ = [
 _SPANS = 32
 """So many are kept apart, for what may still overlap with them; older ones are only counted."""
 Prices = Mapping[str, tuple[float, float]]
-"""Model name as in its answers, or `*` for others -> prices of a million prompt tokens and completion tokens."""
+"""Model name as in its answers, or `*` for others -> prices of a million prompt tokens and
+completion tokens.
+"""
 
 
 class Usage(TypedDict, total=False):
@@ -100,7 +105,9 @@ class Remaining:
         left = replace(self, tokens=self.tokens - min(answer_tokens, self.tokens // 2))
         count = min(parts, left.calls - calls, left.tokens)
         share = left.share(max(count, 1), calls=calls)
-        task = BudgetShare(tokens=share.tokens, turns=share.calls, seconds=share.seconds, cost=share.cost)
+        task = BudgetShare(
+            tokens=share.tokens, turns=share.calls, seconds=share.seconds, cost=share.cost
+        )
         return [task] * max(count, 0)
 
 
@@ -130,12 +137,16 @@ class LoopBudget:
     max_cost: float | None = None
     """Money, in the currency of the prices; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion tokens."""
+    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion
+    tokens.
+    """
 
     @classmethod
     def of(cls, share: BudgetShare, max_turns: int, prices: Prices) -> LoopBudget:
         """A branch's share, of at most `max_turns` calls."""
-        return cls(min(max_turns, share["turns"]), share["tokens"], share["seconds"], share["cost"], prices)
+        return cls(
+            min(max_turns, share["turns"]), share["tokens"], share["seconds"], share["cost"], prices
+        )
 
 
 class BudgetLimits(Protocol):
@@ -165,21 +176,33 @@ def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
     """What the answers among `messages` have cost, and the time that they and the tools took."""
     messages = list(messages)
     answers = [message for message in messages if isinstance(message, AIMessage)]
-    spent = Usage(calls=len(answers), tokens=sampled_tokens(answers), cost=sum(_cost(a, prices) for a in answers))
+    spent = Usage(
+        calls=len(answers),
+        tokens=sampled_tokens(answers),
+        cost=sum(_cost(a, prices) for a in answers),
+    )
     thread, spans = _work(messages)
     return spent | Usage(thread=thread, spans=spans) if spans else spent
 
 
 def seconds_worked(messages: Iterable[BaseMessage]) -> float:
-    """Time in which the models and tools behind `messages` were at work, in the run that the newest of them is of."""
+    """Time in which the models and tools behind `messages` were at work, in the run that the newest
+    of them is of.
+    """
     return _length(_work(messages)[1])
 
 
 def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
-    """Thread of the newest message that says when it was made, and the spans of all that are of this thread."""
-    told = [message.response_metadata for message in messages if STARTED_AT in message.response_metadata]
+    """Thread of the newest message that says when it was made, and the spans of all that are of
+    this thread.
+    """
+    told = [
+        message.response_metadata for message in messages if STARTED_AT in message.response_metadata
+    ]
     thread = told[-1].get(THREAD_ID, "") if told else ""
-    return thread, _joined([[one[STARTED_AT], one[ENDED_AT]] for one in told if one.get(THREAD_ID, "") == thread])
+    return thread, _joined(
+        [[one[STARTED_AT], one[ENDED_AT]] for one in told if one.get(THREAD_ID, "") == thread]
+    )
 
 
 def _joined(spans: Iterable[list[float]]) -> list[list[float]]:
@@ -231,7 +254,9 @@ def seconds_of(spent: Usage) -> float:
 
 
 def _earlier_seconds(spent: Usage) -> float:
-    """Of a usage that names no thread: what an earlier version kept, from the first call to the last."""
+    """Of a usage that names no thread: what an earlier version kept, from the first call to the
+    last.
+    """
     told = cast("Mapping[str, float]", spent)
     return told.get("seconds", 0.0) + told.get("ended", 0.0) - told.get("began", 0.0)
 
@@ -243,26 +268,39 @@ def _running_thread() -> str:
     except RuntimeError:
         return ""
     thread = str(metadata.get("thread_id", ""))
-    return active_recording().thread_of_step(thread, int(metadata.get("langgraph_step", 0))) if thread else ""
+    return (
+        active_recording().thread_of_step(thread, int(metadata.get("langgraph_step", 0)))
+        if thread
+        else ""
+    )
 
 
 def reset_usage(spent: Usage) -> Usage:
-    """The same usage, marked so that `merge_usage` puts it in the place of the thread's earlier usage."""
+    """The same usage, marked so that `merge_usage` puts it in the place of the thread's earlier
+    usage.
+    """
     return spent | Usage(anew=True)
 
 
 def refuse_limits(given: Any, **least: float) -> None:
-    """Raise `ConfigError` for a limit that is not a number, or below its least value (an int wants a whole number).
+    """Raise `ConfigError` for a limit that is not a number, or below its least value (an int wants
+    a whole number).
 
     `max_cost` may be None. The prices are checked too.
     """
     for name, lowest in least.items():
         value, whole = getattr(given, name), isinstance(lowest, int)
-        if not (_is_number(value, whole) and value >= lowest) and not (name == "max_cost" and value is None):
+        if not (_is_number(value, whole) and value >= lowest) and not (
+            name == "max_cost" and value is None
+        ):
             kind = "a whole number" if whole else "a number"
             raise ConfigError(f"{name} is {value!r}.", f"Give {kind} of {lowest:g} or more.")
     for model, price in given.prices.items():
-        if not (isinstance(price, (list, tuple)) and len(price) == 2 and all(_is_number(p, False) for p in price)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if not (
+            isinstance(price, (list, tuple))
+            and len(price) == 2
+            and all(_is_number(p, False) for p in price)
+        ):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             raise ConfigError(
                 f"The price of {model!r} is {price!r}.",
                 "Give two numbers: the prices of a million prompt tokens and completion tokens.",

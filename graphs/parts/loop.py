@@ -1,4 +1,6 @@
-"""What loops of answers and tool calls share: their newest answer, whether it calls tools, when they end."""
+"""What loops of answers and tool calls share: their newest answer, whether it calls tools, when
+they end.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,20 @@ from hrm_agent.graphs.parts.budget import Prices, sampled_tokens, seconds_worked
 from hrm_agent.models import invalid_tool_calls, was_cut
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["LoopLimits", "ToolFormat", "calls_tools", "last_answer", "loop_stop", "refuse_tool_format", "run_loop"]
+__all__ = [
+    "LoopLimits",
+    "ToolFormat",
+    "calls_tools",
+    "last_answer",
+    "loop_stop",
+    "refuse_tool_format",
+    "run_loop",
+]
 
 ToolFormat = Literal["native", "fenced"]
-"""How a model calls the Python tool: as its chat template or provider has calls, or by a fenced block in its text."""
+"""How a model calls the Python tool: as its chat template or provider has calls, or by a fenced
+block in its text.
+"""
 
 
 class LoopLimits(Protocol):
@@ -49,8 +61,12 @@ def calls_tools(answer: AIMessage) -> bool:
     return bool(answer.tool_calls or invalid_tool_calls(answer))
 
 
-def loop_stop(messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool) -> StopReason | None:
-    """Why a loop ends after these messages, of which the last answer is `final`; None where it goes on."""
+def loop_stop(
+    messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
+) -> StopReason | None:
+    """Why a loop ends after these messages, of which the last answer is `final`; None where it goes
+    on.
+    """
     answers = [message for message in messages if isinstance(message, AIMessage)]
     if was_cut(answers[-1]) or sampled_tokens(answers) >= limits.max_tokens:
         return StopReason.MAX_TOKENS
@@ -60,19 +76,27 @@ def loop_stop(messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
         return StopReason.MAX_TURNS
     if seconds_worked(messages) >= limits.max_seconds:
         return StopReason.MAX_SECONDS
-    if limits.max_cost is not None and spent_on(answers, limits.prices).get("cost", 0.0) >= limits.max_cost:
+    if (
+        limits.max_cost is not None
+        and spent_on(answers, limits.prices).get("cost", 0.0) >= limits.max_cost
+    ):
         return StopReason.MAX_COST
     return None
 
 
-async def run_loop(loop: Any, messages: Sequence[AnyMessage], context: Any, **more: Any) -> tuple[dict[str, Any], str]:
-    """A loop's last state, and what was wrong where the model's context window was full. `more`: of its input.
+async def run_loop(
+    loop: Any, messages: Sequence[AnyMessage], context: Any, **more: Any
+) -> tuple[dict[str, Any], str]:
+    """A loop's last state, and what was wrong where the model's context window was full. `more`: of
+    its input.
 
     What it has read and spent counts, however it ends.
     """
     end: dict[str, Any] = {"messages": []}
     try:
-        async for values in loop.astream({"messages": [*messages], **more}, context=context, stream_mode="values"):
+        async for values in loop.astream(
+            {"messages": [*messages], **more}, context=context, stream_mode="values"
+        ):
             end = values
     except ContextLengthError as error:
         return {**end, "stop_reason": StopReason.MAX_TOKENS.value}, str(error)

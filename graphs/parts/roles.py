@@ -1,9 +1,9 @@
 """Roles of an agent, and how they are asked.
 
-A role is a system turn, the form of its answers, and the sampling that suits it. `ask_role` puts one request to it. An
-answer that cannot be parsed is shown to the model once more, with the parse error; if the second cannot be parsed
-either, the caller decides what that means. No model output raises here: only what a person can mend does (a server
-that is gone, say), as an `HrmError`.
+A role is a system turn, the form of its answers, and the sampling that suits it. `ask_role` puts
+one request to it. An answer that cannot be parsed is shown to the model once more, with the parse
+error; if the second cannot be parsed either, the caller decides what that means. No model output
+raises here: only what a person can mend does (a server that is gone, say), as an `HrmError`.
 
     class Judgement(BaseModel):
         fair: bool
@@ -94,7 +94,11 @@ class RoleReply(Generic[Answer]):
 
 
 async def ask_role(
-    role: Role[Answer], request: str, options: CallOptions | None = None, *, read: Callable[[str], Answer] | None = None
+    role: Role[Answer],
+    request: str,
+    options: CallOptions | None = None,
+    *,
+    read: Callable[[str], Answer] | None = None,
 ) -> RoleReply[Answer]:
     """Put one request to a role. `read` takes the place of the role's own reading."""
     options, read = options or CallOptions(), read or role.read
@@ -115,7 +119,10 @@ async def ask_role(
             return RoleReply(read(answer.text), (*answers, answer))
         except UnparsableAnswer as error:
             complaint = str(error)[:MAX_COMPLAINT]
-        turns += [answer, HumanMessage(f"This cannot be used: {complaint}\nAnswer again, in the form asked for.")]
+        turns += [
+            answer,
+            HumanMessage(f"This cannot be used: {complaint}\nAnswer again, in the form asked for."),
+        ]
     return RoleReply(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
 
 
@@ -123,10 +130,16 @@ def _left(limit: int | None, spent: int) -> int | None:
     return None if limit is None else limit - spent
 
 
-def _model(role: Role[Any], options: CallOptions, max_tokens: int | None, budget: int | None) -> Any:
+def _model(
+    role: Role[Any], options: CallOptions, max_tokens: int | None, budget: int | None
+) -> Any:
     temperature = role.temperature if options.temperature is None else options.temperature
-    form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
-    return chat_model(options.model, schema=form, temperature=temperature, max_tokens=max_tokens, budget=budget)
+    form: Any = (
+        role.output if role.output is not None and issubclass(role.output, BaseModel) else None
+    )
+    return chat_model(
+        options.model, schema=form, temperature=temperature, max_tokens=max_tokens, budget=budget
+    )
 
 
 def chat_model(
@@ -138,12 +151,20 @@ def chat_model(
     max_tokens: int | None = None,
     budget: int | None = None,
 ) -> Any:
-    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema.
+    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but
+    not by a schema.
 
-    `tools`: as `convert_to_openai_tool` describes them. `budget`: tokens that are left, as of `PolicyModel.budget`.
+    `tools`: as `convert_to_openai_tool` describes them. `budget`: tokens that are left, as of
+    `PolicyModel.budget`.
     """
     if not isinstance(model, BaseChatModel):
-        chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens, budget=budget)
+        chat: Any = policy(
+            model=model,
+            schema=schema,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            budget=budget,
+        )
         return chat.bind_tools(tools) if tools else chat
     if max_tokens is None and budget is not None and budget < Sampling().max_tokens:
         max_tokens = budget

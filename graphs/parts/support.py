@@ -1,4 +1,6 @@
-"""The role that says whether the words that a text cites support its sentences, and how its answer is read."""
+"""The role that says whether the words that a text cites support its sentences, and how its answer
+is read.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,21 @@ MAX_REASON = 300
 """Characters."""
 Word = Literal["supported", "unsupported", "unclear"]
 _MEANT: dict[str, Word] = {
-    **dict.fromkeys(("supported", "supports", "support", "yes", "true", "entailed", "entails", "ok"), "supported"),
     **dict.fromkeys(
-        ("unsupported", "not_supported", "does_not_support", "no", "false", "contradicted", "contradicts", "refuted"),
+        ("supported", "supports", "support", "yes", "true", "entailed", "entails", "ok"),
+        "supported",
+    ),
+    **dict.fromkeys(
+        (
+            "unsupported",
+            "not_supported",
+            "does_not_support",
+            "no",
+            "false",
+            "contradicted",
+            "contradicts",
+            "refuted",
+        ),
         "unsupported",
     ),
 }

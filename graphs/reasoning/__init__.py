@@ -11,4 +11,13 @@ from hrm_agent.graphs.reasoning.agent import (
     solver,
 )
 
-__all__ = ["CRITIC", "PLANNER", "SYNTHESIZER", "ReasoningContext", "ReasoningState", "SolverTask", "graph", "solver"]
+__all__ = [
+    "CRITIC",
+    "PLANNER",
+    "SYNTHESIZER",
+    "ReasoningContext",
+    "ReasoningState",
+    "SolverTask",
+    "graph",
+    "solver",
+]

@@ -8,16 +8,18 @@
               +- replan +
                         +-> synthesize -> END
 
-The planner splits the problem into named subgoals that may need each other's values. `schedule` starts a solver for
-every subgoal whose needs are met; solvers that do not need each other run side by side, each one a tool loop of its
-own. The critic accepts, sends one subgoal back (which is solved again with what depends on it, and nothing else), wants
-another plan, asks a person, or gives up; a check of its own may overrule its consent. The synthesizer writes the final
-text in the format that was asked for.
+The planner splits the problem into named subgoals that may need each other's values. `schedule`
+starts a solver for every subgoal whose needs are met; solvers that do not need each other run side
+by side, each one a tool loop of its own. The critic accepts, sends one subgoal back (which is
+solved again with what depends on it, and nothing else), wants another plan, asks a person, or gives
+up; a check of its own may overrule its consent. The synthesizer writes the final text in the format
+that was asked for.
 
-No model output raises: every run ends with a `stop_reason`. A role whose answer cannot be parsed is asked once more;
-after that an unreadable plan becomes the problem itself as one subgoal, an unreadable critique accepts, and an
-unreadable answer is replaced by the last result. `remarks` lists these repairs. All roles share one budget. When it is
-used up, the run ends with the best answer so far, and says which limit it was.
+No model output raises: every run ends with a `stop_reason`. A role whose answer cannot be parsed is
+asked once more; after that an unreadable plan becomes the problem itself as one subgoal, an
+unreadable critique accepts, and an unreadable answer is replaced by the last result. `remarks`
+lists these repairs. All roles share one budget. When it is used up, the run ends with the best
+answer so far, and says which limit it was.
 """
 
 from __future__ import annotations
@@ -67,7 +69,16 @@ from hrm_agent.graphs.tool_loop import Budget, build_tool_loop
 from hrm_agent.models import was_cut
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["CRITIC", "PLANNER", "SYNTHESIZER", "ReasoningContext", "ReasoningState", "SolverTask", "graph", "solver"]
+__all__ = [
+    "CRITIC",
+    "PLANNER",
+    "SYNTHESIZER",
+    "ReasoningContext",
+    "ReasoningState",
+    "SolverTask",
+    "graph",
+    "solver",
+]
 
 NO_ANSWER = "No answer was found."
 MAX_TOLD = 2000
@@ -82,7 +93,11 @@ SOLVER = "solver"
 
 def _unread(text: str) -> str:
     """The complaint about a solver's answer without a value; empty if it has one."""
-    return "" if stated_value(text) else "There is no value in it. Give it as <answer>\\boxed{...}</answer>."
+    return (
+        ""
+        if stated_value(text)
+        else "There is no value in it. Give it as <answer>\\boxed{...}</answer>."
+    )
 
 
 solver = build_tool_loop(SOLVER_PROMPT, _unread)
@@ -95,12 +110,17 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
     earlier_format = state.get("answer_format", "")
     state = ReasoningState(messages=state["messages"]) if new_problem else state
     role = FORMAT_PLANNER if context.planned_format else PLANNER
-    said = await ask_role(role, planner_request(problem, state.get("hint", "")), _options(role, state, context))
+    said = await ask_role(
+        role, planner_request(problem, state.get("hint", "")), _options(role, state, context)
+    )
     planned_format = said.value.answer_format if said.value is not None else ""
     if said.value is not None:
         subgoals, remarks = arranged(said.value.subgoals, context.max_subgoals)
     else:
-        subgoals, remarks = whole_problem(problem), [f"plan: {said.complaint}; the problem itself is the one subgoal"]
+        subgoals, remarks = (
+            whole_problem(problem),
+            [f"plan: {said.complaint}; the problem itself is the one subgoal"],
+        )
     spent = _spent(said, context)
     return {
         "plan": subgoals,
@@ -121,7 +141,9 @@ async def schedule(state: ReasoningState) -> dict[str, Any]:
     return {}
 
 
-async def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> Sequence[Send] | str:
+async def after_schedule(
+    state: ReasoningState, runtime: Runtime[ReasoningContext]
+) -> Sequence[Send] | str:
     """A solver for every subgoal whose needs are met; the critic when all are solved."""
     context = _context(runtime)
     left = budget_left(state, context)
@@ -130,29 +152,44 @@ async def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContex
     waiting = ready(state.get("plan", []), state.get("results", {}))
     waiting = waiting[: min(context.max_parallel, left.calls - 1, left.tokens)]
     share, variables = left.share(max(len(waiting), 1), calls=1), context.session_variables
-    return [Send("solve", solver_task(state, subgoal, share, variables=variables)) for subgoal in waiting] or "critique"
+    return [
+        Send("solve", solver_task(state, subgoal, share, variables=variables))
+        for subgoal in waiting
+    ] or "critique"
 
 
 async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Solver: one subgoal -> its value, by the tool loop."""
     context, name = _context(runtime), state["subgoal"]["name"]
-    request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"], state["hint"])
+    request = solver_request(
+        state["problem"], state["subgoal"]["goal"], state["known"], state["hint"]
+    )
     variables = {"variables": state["variables"]} if "variables" in state else {}
-    end, full = await run_loop(solver, [HumanMessage(request)], _budget(state, context), **variables)
+    end, full = await run_loop(
+        solver, [HumanMessage(request)], _budget(state, context), **variables
+    )
     if full:
         spent = spent_on(end["messages"], context.prices)
         return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {full}"]}
     stop, value = end.get("stop_reason"), stated_value(end["messages"][-1].text)
     solved = stop == StopReason.ANSWER and value
     remarks = [] if solved else [f"{name}: no value ({stop})"]
-    return {"results": {name: solved or FAILED}, "spent": spent_on(end["messages"], context.prices), "remarks": remarks}
+    return {
+        "results": {name: solved or FAILED},
+        "spent": spent_on(end["messages"], context.prices),
+        "remarks": remarks,
+    }
 
 
 async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Critic: what is to be done with the results."""
     context, results = _context(runtime), ordered_results(state)
-    said = await ask_role(CRITIC, critic_request(problem_of(state), shown(results)), _options(CRITIC, state, context))
-    verdict = (said.value or CriticAnswer(action="accept")).where(list(results), may_ask=context.ask_person)
+    said = await ask_role(
+        CRITIC, critic_request(problem_of(state), shown(results)), _options(CRITIC, state, context)
+    )
+    verdict = (said.value or CriticAnswer(action="accept")).where(
+        list(results), may_ask=context.ask_person
+    )
     if verdict.action == "accept" and (wrong := await run_check(verdict.check, results)):
         verdict = verdict.overruled(wrong, names_in(verdict.check, list(results)))
     return {
@@ -160,13 +197,19 @@ async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
         "verdict": verdict.model_dump(),
         "best": best_results(state),
         "spent": _spent(said, context),
-        "remarks": [f"critique: {said.complaint}; the results are accepted"] if said.value is None else [],
+        "remarks": (
+            [f"critique: {said.complaint}; the results are accepted"] if said.value is None else []
+        ),
         **_consequence(verdict, state, context),
     }
 
 
-def _consequence(verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext) -> dict[str, Any]:
-    """The state update of a verdict: what is done again and with which hint, or why the run stops."""
+def _consequence(
+    verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext
+) -> dict[str, Any]:
+    """The state update of a verdict: what is done again and with which hint,
+    or why the run stops.
+    """
     rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
     match verdict.action:
         case "accept":
@@ -174,7 +217,10 @@ def _consequence(verdict: CriticAnswer, state: ReasoningState, context: Reasonin
         case "give_up":
             return _stop(StopReason.GAVE_UP, f"The critic gave up: {verdict.hint}")
         case _ if rounds >= context.max_rounds:
-            return _stop(StopReason.MAX_ROUNDS, f"After {rounds} rounds the critic still said {wish}: {verdict.hint}")
+            return _stop(
+                StopReason.MAX_ROUNDS,
+                f"After {rounds} rounds the critic still said {wish}: {verdict.hint}",
+            )
         case "revise":
             return _again(state, verdict.subgoal, verdict.hint)
         case "replan" | "ask":
@@ -185,11 +231,15 @@ async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContex
     """The node that acts on the verdict, as far as the budget allows it; else the synthesizer."""
     if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
         return "synthesize"
-    return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(verdict_of(state, "action"), "synthesize")
+    return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(
+        verdict_of(state, "action"), "synthesize"
+    )
 
 
 def ask_person(state: ReasoningState) -> dict[str, Any]:
-    """The critic's question; what the person says is the hint, for the subgoal that is in question or the next plan."""
+    """The critic's question; what the person says is the hint, for the subgoal that is in question
+    or the next plan.
+    """
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
     subgoal = verdict_of(state, "subgoal")
@@ -205,25 +255,39 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     """Synthesizer: the best results -> the final text, or as much of it as the budget allows."""
     context, problem = _context(runtime), problem_of(state)
     results, left = best_results(state), budget_left(state, context)
-    asked = context.final_format or ("" if format_of("", problem) else state.get("answer_format", ""))
+    asked = context.final_format or (
+        "" if format_of("", problem) else state.get("answer_format", "")
+    )
     wanted, said = format_of(asked, problem), RoleReply[str](None)
     if not left.used_up():
         request = synthesizer_request(problem, shown(results), asked)
         options = _options(SYNTHESIZER, state, context, kept_back=0)
         said = await ask_role(SYNTHESIZER, request, options, read=wanted.read if wanted else None)
-    message = said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
+    message = (
+        said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
+    )
     accepted = verdict_of(state, "action") == "accept"
     return {
         "messages": [message],
         "spent": _spent(said, context),
-        "remarks": [f"synthesize: {said.complaint}"] if said.complaint and said.value is None else [],
+        "remarks": (
+            [f"synthesize: {said.complaint}"] if said.complaint and said.value is None else []
+        ),
         **_end(state, said, left.used_up(calls=0 if accepted else 1)),
     }
 
 
-def _without_synthesizer(said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]) -> AIMessage:
-    """The answer where the synthesizer gave none: what has the wanted format in its replies, or the last result."""
-    own = next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None) if wanted else None
+def _without_synthesizer(
+    said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]
+) -> AIMessage:
+    """The answer where the synthesizer gave none: what has the wanted format in its replies, or the
+    last result.
+    """
+    own = (
+        next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None)
+        if wanted
+        else None
+    )
     last = next((value for value in reversed(list(results.values())) if value != FAILED), NO_ANSWER)
     return AIMessage(own or (wanted.filled(last) if wanted else last))
 
@@ -232,7 +296,9 @@ def _end(state: ReasoningState, said: RoleReply[str], limit: StopReason | None) 
     if stopped := state.get("stop_reason"):
         return {"stop_reason": stopped, "reason": state.get("reason", "")}
     if limit is not None:
-        return _stop(limit, f"The budget is used up ({limit.value}); this is the best answer so far.")
+        return _stop(
+            limit, f"The budget is used up ({limit.value}); this is the best answer so far."
+        )
     if said.context_full or (said.messages and was_cut(said.messages[-1])):
         return _stop(StopReason.MAX_TOKENS, "The answer was cut off.")
     return _stop(StopReason.ANSWER, "The results were accepted.")
@@ -257,10 +323,14 @@ def _context(runtime: Runtime[ReasoningContext]) -> ReasoningContext:
     return runtime.context or ReasoningContext()
 
 
-def _options(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> CallOptions:
+def _options(
+    role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1
+) -> CallOptions:
     left = budget_left(state, context)
     tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
-    return CallOptions(context.models.get(role.name), context.temperatures.get(role.name), tokens, calls)
+    return CallOptions(
+        context.models.get(role.name), context.temperatures.get(role.name), tokens, calls
+    )
 
 
 def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
@@ -293,7 +363,9 @@ def _build() -> Any:
     builder.add_edge("plan", "schedule")
     builder.add_conditional_edges("schedule", after_schedule, ["solve", "critique", "synthesize"])
     builder.add_edge("solve", "schedule")
-    builder.add_conditional_edges("critique", after_critique, ["plan", "schedule", "ask", "synthesize"])
+    builder.add_conditional_edges(
+        "critique", after_critique, ["plan", "schedule", "ask", "synthesize"]
+    )
     builder.add_conditional_edges("ask", after_ask, ["plan", "schedule"])
     builder.add_edge("synthesize", END)
     return builder.compile()

@@ -1,12 +1,12 @@
 """What a critic and a synthesizer say, held against something that can be checked.
 
-A *format* is derived from what was asked for: a line with places to fill in, `Answer: <number>`, given as the final
-format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). Where none can be derived with certainty there is
-no check: a right answer must not fail a wrong one.
+A *format* is derived from what was asked for: a line with places to fill in, `Answer: <number>`,
+given as the final format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). Where none
+can be derived with certainty there is no check: a right answer must not fail a wrong one.
 
-A critic's *check* is a few Python asserts on the results, which stand under their subgoals' names. They run where all
-code of a model runs, through the tool layer, in an interpreter of their own; so they are on record, and can change
-nothing but themselves.
+A critic's *check* is a few Python asserts on the results, which stand under their subgoals' names.
+They run where all code of a model runs, through the tool layer, in an interpreter of their own; so
+they are on record, and can change nothing but themselves.
 """
 
 from __future__ import annotations
@@ -31,18 +31,29 @@ MAX_FORMAT, MAX_ANSWER = 200, 2000
 MAX_CHECK = 4000
 """Characters of a check; a longer one is none."""
 MAX_PLACES, MAX_FREE = 4, 2
-"""Of a template, and of them those that take any text; with more of them a search takes too long."""
+"""Of a template, and of them those that take any text;
+with more of them a search takes too long.
+"""
 MAX_LINES = 50
 """Of an answer in which a line of the format is looked for, from its end."""
 
 _PLACE = re.compile(r"<([^<>\n/]{1,40})>")
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|“([^”\n]+)”")
-_ASKS = re.compile(r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE)
-# Digits are taken all or none: a thousand of them, split in every way, would keep the search busy for minutes.
+_ASKS = re.compile(
+    r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE
+)
+# Digits are taken all or none: a thousand of them, split in every way, would keep the search busy
+# for minutes.
 _DIGITS = r"\d++(?:,\d{2,3}(?!\d)){0,6}"
 _NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?(?:/\d++)?"
 _INTEGER = rf"[-+]?{_DIGITS}"
-_KINDS = {"number": _NUMBER, "float": _NUMBER, "decimal": _NUMBER, "integer": _INTEGER, "int": _INTEGER}
+_KINDS = {
+    "number": _NUMBER,
+    "float": _NUMBER,
+    "decimal": _NUMBER,
+    "integer": _INTEGER,
+    "int": _INTEGER,
+}
 _FREE = r"[^\n]+"
 
 
@@ -63,7 +74,11 @@ class AnswerFormat:
         return own
 
     def kept_by(self, text: str) -> bool:
-        return len(text) <= MAX_ANSWER and "\n" not in text and self.pattern.fullmatch(text) is not None
+        return (
+            len(text) <= MAX_ANSWER
+            and "\n" not in text
+            and self.pattern.fullmatch(text) is not None
+        )
 
     def found_in(self, text: str) -> str | None:
         """The last line that keeps the format, without the quotes or stars around it."""
@@ -72,7 +87,9 @@ class AnswerFormat:
         return next((line for line in lines if self.kept_by(line)), None)
 
     def filled(self, value: str) -> str:
-        """The template with a value in its place; the value alone, where that does not keep the format."""
+        """The template with a value in its place; the value alone, where that does not keep the
+        format.
+        """
         line = _PLACE.sub(lambda _: value, self.template)
         return line if self.kept_by(line) else value
 
@@ -81,7 +98,11 @@ def format_of(final_format: str, problem: str) -> AnswerFormat | None:
     """The format that is asked for; None where it cannot be told."""
     quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
     plain = final_format.strip()
-    templates = [*quoted, *([plain] if len(_PLACE.sub("", plain).split()) <= 3 else []), *_quoted_requests(problem)]
+    templates = [
+        *quoted,
+        *([plain] if len(_PLACE.sub("", plain).split()) <= 3 else []),
+        *_quoted_requests(problem),
+    ]
     return next((found for found in map(_format, templates) if found is not None), None)
 
 
@@ -101,7 +122,9 @@ def _format(template: str) -> AnswerFormat | None:
     kinds = [_kind(found[1]) for found in places]
     between = [
         template[a:b]
-        for a, b in zip([0, *(p.end() for p in places)], [*(p.start() for p in places), None], strict=True)
+        for a, b in zip(
+            [0, *(p.end() for p in places)], [*(p.start() for p in places), None], strict=True
+        )
     ]
     if len(kinds) > MAX_PLACES or kinds.count(_FREE) > MAX_FREE or "" in between[1:-1]:
         return None
@@ -125,7 +148,9 @@ async def run_check(check: str, results: Mapping[str, str]) -> str:
         "id": "check",
         "type": "tool_call",
     }
-    (message,) = await run_tool_calls(AIMessage("", tool_calls=[call]), [python_stateless], get_config())
+    (message,) = await run_tool_calls(
+        AIMessage("", tool_calls=[call]), [python_stateless], get_config()
+    )
     passed = message.artifact["status"] in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
     return "" if passed and message.text.strip() != "False" else message.text
 

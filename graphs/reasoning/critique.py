@@ -1,7 +1,8 @@
 """The critic's answer, and how it is parsed.
 
-Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. Clear synonyms are accepted. What
-cannot be done becomes `replan`: to revise a subgoal that does not exist, or to ask where nobody may be asked.
+Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. Clear synonyms
+are accepted. What cannot be done becomes `replan`: to revise a subgoal that does not exist, or to
+ask where nobody may be asked.
 """
 
 from __future__ import annotations
@@ -21,11 +22,27 @@ MAX_HINT = 500
 """Characters."""
 _MEANT: dict[str, Action] = {
     **dict.fromkeys(
-        ("accept", "accepted", "approve", "approved", "submit", "ok", "okay", "yes", "done", "pass"), "accept"
+        (
+            "accept",
+            "accepted",
+            "approve",
+            "approved",
+            "submit",
+            "ok",
+            "okay",
+            "yes",
+            "done",
+            "pass",
+        ),
+        "accept",
     ),
-    **dict.fromkeys(("revise", "revision", "fix", "retry", "redo", "repair", "reject", "resolve"), "revise"),
+    **dict.fromkeys(
+        ("revise", "revision", "fix", "retry", "redo", "repair", "reject", "resolve"), "revise"
+    ),
     **dict.fromkeys(("replan", "re_plan", "plan", "new_plan", "plan_again", "restart"), "replan"),
-    **dict.fromkeys(("ask", "ask_person", "ask_a_person", "ask_human", "ask_user", "human", "clarify"), "ask"),
+    **dict.fromkeys(
+        ("ask", "ask_person", "ask_a_person", "ask_human", "ask_user", "human", "clarify"), "ask"
+    ),
     **dict.fromkeys(("give_up", "giveup", "abort", "fail", "impossible", "quit"), "give_up"),
 }
 _ACTIONS = ("action", "verdict", "decision", "status")
@@ -53,7 +70,11 @@ class CriticAnswer(BaseModel):
         if not isinstance(given, Mapping):
             return given
         fields = cast("Mapping[str, Any]", given)
-        if "action" not in fields and len(fields) == 1 and isinstance(inner := next(iter(fields.values())), Mapping):
+        if (
+            "action" not in fields
+            and len(fields) == 1
+            and isinstance(inner := next(iter(fields.values())), Mapping)
+        ):
             fields = cast("Mapping[str, Any]", inner)  # {"verdict": {"action": ...}}
         found = {
             "action": _meant(_first(fields, _ACTIONS)),
@@ -66,7 +87,9 @@ class CriticAnswer(BaseModel):
     @field_validator("hint")
     @classmethod
     def _in_one_line(cls, hint: str) -> str:
-        """It is written into requests, where a hint of several lines could forge what follows it."""
+        """It is written into requests, where a hint of several lines could forge what follows
+        it.
+        """
         return one_line(hint, MAX_HINT)
 
     def where(self, subgoals: Sequence[str], *, may_ask: bool) -> CriticAnswer:
@@ -75,13 +98,19 @@ class CriticAnswer(BaseModel):
         action = self.action
         if (action == "revise" and not named) or (action == "ask" and not may_ask):
             action = "replan"
-        return self.model_copy(update={"action": action, "subgoal": named, "hint": self.hint or _said(action)})
+        return self.model_copy(
+            update={"action": action, "subgoal": named, "hint": self.hint or _said(action)}
+        )
 
     def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
-        """The verdict after a failed check: revise its subgoal if it reads only one result, else replan."""
+        """The verdict after a failed check: revise its subgoal if it reads only one result, else
+        replan.
+        """
         hint = one_line(f"The check failed: {wrong.splitlines()[-1]}", MAX_HINT)
         subgoal = reads[0] if len(reads) == 1 else ""
-        return self.model_copy(update={"action": "revise" if subgoal else "replan", "subgoal": subgoal, "hint": hint})
+        return self.model_copy(
+            update={"action": "revise" if subgoal else "replan", "subgoal": subgoal, "hint": hint}
+        )
 
 
 def _said(action: Action) -> str:
@@ -95,12 +124,20 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
 def _meant(given: Any) -> Any:
     if isinstance(given, bool):
         return "accept" if given else "revise"
-    said = given.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(given, str) else given
+    said = (
+        given.strip().lower().replace(" ", "_").replace("-", "_")
+        if isinstance(given, str)
+        else given
+    )
     return _MEANT.get(said, said) if isinstance(said, str) else said
 
 
 def _text(given: Any) -> str | None:
     if given is None:
         return None
-    lines = [str(item) for item in cast("list[Any]", given)] if isinstance(given, list) else [str(given)]
+    lines = (
+        [str(item) for item in cast("list[Any]", given)]
+        if isinstance(given, list)
+        else [str(given)]
+    )
     return "\n".join(lines)

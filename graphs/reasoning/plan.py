@@ -1,8 +1,8 @@
 """A plan: a few named subgoals, some of which need the values of others.
 
-What a planner lists is seldom a plan yet: names that no program could use, a name twice, needs that nobody meets, or
-that go round in a circle. `arranged` makes one of it, in an order in which it can be solved, and says what it has put
-right.
+What a planner lists is seldom a plan yet: names that no program could use, a name twice, needs that
+nobody meets, or that go round in a circle. `arranged` makes one of it, in an order in which it can
+be solved, and says what it has put right.
 """
 
 from __future__ import annotations
@@ -55,10 +55,19 @@ class PlannedSubgoal(BaseModel):
         if not isinstance(given, Mapping):
             return given
         fields = cast("Mapping[str, Any]", given)
-        goal = next((goal for name in _GOALS if isinstance(goal := fields.get(name), str) and goal.strip()), None)
+        goal = next(
+            (goal for name in _GOALS if isinstance(goal := fields.get(name), str) and goal.strip()),
+            None,
+        )
         needs = next((fields[name] for name in _NEEDS if fields.get(name)), [])
-        listed: list[Any] = list(cast("Iterable[Any]", needs)) if isinstance(needs, (list, tuple)) else [needs]
-        return {"name": str(fields.get("name", fields.get("id", ""))), "goal": goal, "needs": [str(n) for n in listed]}
+        listed: list[Any] = (
+            list(cast("Iterable[Any]", needs)) if isinstance(needs, (list, tuple)) else [needs]
+        )
+        return {
+            "name": str(fields.get("name", fields.get("id", ""))),
+            "goal": goal,
+            "needs": [str(n) for n in listed],
+        }
 
     @field_validator("goal")
     @classmethod
@@ -75,7 +84,8 @@ class PlannerAnswer(BaseModel):
     answer_format: SkipJsonSchema[str] = ""
     """How the final answer is to be written, in one line; empty where the planner does not say.
 
-    No part of the schema that constrains a plan: a request is known by its schema, and older runs are to be resumed.
+    No part of the schema that constrains a plan: a request is known by its schema, and older runs
+    are to be resumed.
     """
 
     @model_validator(mode="before")
@@ -86,7 +96,9 @@ class PlannerAnswer(BaseModel):
         if isinstance(given, Mapping):
             fields = cast("Mapping[str, Any]", given)
             wanted = fields.get("answer_format")
-            given = next((fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None)
+            given = next(
+                (fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None
+            )
         items = cast("list[Any]", given) if isinstance(given, list) else []
         told = one_line(wanted, MAX_FORMAT) if isinstance(wanted, str) else ""
         return {"subgoals": [item for item in items if _is_subgoal(item)], "answer_format": told}
@@ -105,12 +117,17 @@ def whole_problem(problem: str) -> list[Subgoal]:
 
 
 def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal], list[str]]:
-    """A plan that can be solved from its first subgoal to its last, and remarks on what was put right.
+    """A plan that can be solved from its first subgoal to its last, and remarks on what was put
+    right.
 
-    A need of an earlier subgoal always stands. One of a later subgoal stands, and the order gives way to it, unless it
-    closes a circle.
+    A need of an earlier subgoal always stands. One of a later subgoal stands, and the order gives
+    way to it, unless it closes a circle.
     """
-    remarks = [f"plan: {len(listed)} subgoals, of which the first {limit} count"] if len(listed) > limit else []
+    remarks = (
+        [f"plan: {len(listed)} subgoals, of which the first {limit} count"]
+        if len(listed) > limit
+        else []
+    )
     listed = listed[:limit]
     names = _names(listed)
     known: dict[str, str] = {}
@@ -133,12 +150,16 @@ def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal
         else:
             needs[name].append(need)
     goals = {name: given.goal for given, name in zip(listed, names, strict=True)}
-    return [Subgoal(name=name, goal=goals[name], needs=needs[name]) for name in _in_order(needs)], remarks
+    return [
+        Subgoal(name=name, goal=goals[name], needs=needs[name]) for name in _in_order(needs)
+    ], remarks
 
 
 def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:
     """Subgoals that have no result yet, and all that they need."""
-    return [s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])]
+    return [
+        s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])
+    ]
 
 
 def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
@@ -157,7 +178,9 @@ def _numbered(name: str) -> Iterable[str]:
 
 def _identifier(given: str) -> str:
     """`given` as Python would have it; empty if nothing of it can be used."""
-    name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", given[: 4 * MAX_NAME])).strip("_")[:MAX_NAME]
+    name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", given[: 4 * MAX_NAME])).strip("_")[
+        :MAX_NAME
+    ]
     if name[:1].isdigit():
         name = f"part_{name}"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
@@ -180,7 +203,9 @@ def _in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
     """As listed, but each after what it needs."""
     ordered: list[str] = []
     while len(ordered) < len(needs):
-        ordered.append(next(n for n in needs if n not in ordered and all(need in ordered for need in needs[n])))
+        ordered.append(
+            next(n for n in needs if n not in ordered and all(need in ordered for need in needs[n]))
+        )
     return ordered
 
 

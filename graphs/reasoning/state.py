@@ -1,7 +1,9 @@
-"""What the hierarchical agent knows of a problem on its way, and what it may use: the state and the run context.
+"""What the hierarchical agent knows of a problem on its way, and what it may use: the state and the
+run context.
 
-The functions here say what follows from a state: the results in order, the best ones so far, what is left of the
-budget. They read nothing else, so that a run decides the same when it is resumed or played again.
+The functions here say what follows from a state: the results in order, the best ones so far, what
+is left of the budget. They read nothing else, so that a run decides the same when it is resumed or
+played again.
 """
 
 from __future__ import annotations
@@ -13,12 +15,21 @@ from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.answers.subgoals import Subgoal
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
+from hrm_agent.graphs.parts.budget import (
+    Prices,
+    Remaining,
+    Usage,
+    merge_usage,
+    refuse_limits,
+    remaining,
+)
 from hrm_agent.graphs.parts.loop import ToolFormat, refuse_tool_format
 from hrm_agent.graphs.reasoning.plan import FAILED
 from hrm_agent.tools.session_variables import as_value
@@ -63,15 +74,21 @@ class ReasoningContext:
     max_tokens: int = 32768
     """Sampled tokens of all roles."""
     max_seconds: float = 1800.0
-    """Time in which models and tools were at work in this run, side by side counted once; checked between answers."""
+    """Time in which models and tools were at work in this run, side by side counted once; checked
+    between answers.
+    """
     max_cost: float | None = None
     """Of all answers, in the currency of `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
+    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says
+    what it took.
+    """
     final_format: str = ""
     """How the answer is to be written, where the problem does not say it itself."""
     planned_format: bool = False
-    """The planner is asked for the answer's format; where the problem or `final_format` has one, that counts."""
+    """The planner is asked for the answer's format; where the problem or `final_format` has one,
+    that counts.
+    """
     ask_person: bool = False
     """The critic may ask: the run then waits for an answer (LangGraph's `interrupt`)."""
     models: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -79,12 +96,18 @@ class ReasoningContext:
     temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
     """Role -> its own temperature."""
     tool_format: ToolFormat = "native"
-    """How solvers call the Python tool: `native`, or `fenced` for a model that cannot call tools."""
+    """How solvers call the Python tool: `native`,
+    or `fenced` for a model that cannot call tools.
+    """
     session_variables: bool = False
-    """Each solver's session begins with `task`, `results` and, where the task comes with some, `data`."""
+    """Each solver's session begins with `task`, `results` and, where the task comes with some,
+    `data`.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit or tool format, and for a role that does not exist."""
+        """Raise `ConfigError` for an invalid limit or tool format, and for a role that does not
+        exist.
+        """
         refuse_limits(
             self, max_rounds=1, max_subgoals=1, max_parallel=1, max_turns=1, max_answer_tokens=1, max_calls=0,
             max_tokens=0, max_seconds=0.0, max_cost=0.0,
@@ -92,12 +115,21 @@ class ReasoningContext:
         refuse_tool_format(self.tool_format)
         for name in (*self.models, *self.temperatures):
             if name not in ROLES:
-                raise ConfigError(f"There is no role {name!r}. {nearest(name, ROLES)}", f"Roles: {', '.join(ROLES)}.")
+                raise ConfigError(
+                    f"There is no role {name!r}. {nearest(name, ROLES)}",
+                    f"Roles: {', '.join(ROLES)}.",
+                )
 
 
 def _merged(old: dict[str, str], new: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Values side by side; None in the place of one takes it away, None in the place of all begins a new plan."""
-    return {name: value for name, value in {**old, **new}.items() if value is not None} if new is not None else {}
+    """Values side by side; None in the place of one takes it away, None in the place of all begins
+    a new plan.
+    """
+    return (
+        {name: value for name, value in {**old, **new}.items() if value is not None}
+        if new is not None
+        else {}
+    )
 
 
 def _listed(old: list[str], new: list[str] | None) -> list[str]:
@@ -110,7 +142,9 @@ class ReasoningState(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
     """The problem comes in as the last human message; the final answer is appended."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that solvers' sessions can begin with: `data`, where the task comes with some."""
+    """JSON values by name that solvers' sessions can begin with: `data`, where the task comes with
+    some.
+    """
     plan: NotRequired[list[Subgoal]]
     """In an order in which it can be solved."""
     answer_format: NotRequired[str]
@@ -124,7 +158,9 @@ class ReasoningState(TypedDict):
     critique: NotRequired[str]
     """What the critic said last, as it said it."""
     verdict: NotRequired[dict[str, str]]
-    """What follows from it: `action`, `subgoal`, `hint`, `check`. Empty until a plan's results are judged."""
+    """What follows from it: `action`, `subgoal`, `hint`, `check`. Empty until a plan's results are
+    judged.
+    """
     hint: NotRequired[str]
     """The critic's, or a person's, for the next plan."""
     rounds: NotRequired[int]
@@ -182,7 +218,9 @@ def _solved(results: Mapping[str, str]) -> float:
 
 
 def best_results(state: ReasoningState) -> dict[str, str]:
-    """Those that were accepted; else those of this plan, or of an earlier one that had more of them solved."""
+    """Those that were accepted; else those of this plan, or of an earlier one that had more of them
+    solved.
+    """
     results = ordered_results(state)
     if verdict_of(state, "action") == "accept" and _solved(results):
         return results
@@ -190,16 +228,25 @@ def best_results(state: ReasoningState) -> dict[str, str]:
 
 
 def shown(results: Mapping[str, str]) -> dict[str, str]:
-    """Each value in one line, as far as others need to see it: one of several lines could forge its neighbours."""
-    return {name: one_line(v, MAX_VALUE) if "\n" not in v else json.dumps(v[:MAX_VALUE]) for name, v in results.items()}
+    """Each value in one line, as far as others need to see it: one of several lines could forge its
+    neighbours.
+    """
+    return {
+        name: one_line(v, MAX_VALUE) if "\n" not in v else json.dumps(v[:MAX_VALUE])
+        for name, v in results.items()
+    }
 
 
 def budget_left(state: ReasoningState, context: ReasoningContext) -> Remaining:
     return remaining(context, state.get("spent", Usage()))
 
 
-def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining, *, variables: bool = False) -> SolverTask:
-    """What a solver of `subgoal` is sent. `variables`: for its session too, and not as text alone."""
+def solver_task(
+    state: ReasoningState, subgoal: Subgoal, share: Remaining, *, variables: bool = False
+) -> SolverTask:
+    """What a solver of `subgoal` is sent. `variables`: for its session too,
+    and not as text alone.
+    """
     results = state.get("results", {})
     task = SolverTask(
         problem=problem_of(state),
@@ -217,7 +264,9 @@ def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining, *, va
 
 
 def _session_variables(state: ReasoningState, subgoal: Subgoal) -> dict[str, Any]:
-    """JSON values, of which those that models have written are bounded: more than a session takes would end the run."""
+    """JSON values, of which those that models have written are bounded: more than a session takes
+    would end the run.
+    """
     results, needs = state.get("results", {}), subgoal["needs"]
     longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))
     return {

@@ -1,20 +1,23 @@
-"""The research agent: a conversation over a wiki and one's own documents, with citations of exact spans.
+"""The research agent: a conversation over a wiki and one's own documents, with citations of exact
+spans.
 
     START -> plan -> search (one per question, side by side) -> gather -> write -> (support) -> check -> END
               |  |                                                ^         ^                      |
               |  +--- what was read before is enough -------------+         +----------------------+
               +-> reply -> END                                                once, if a citation does not stand
 
-The planner says what has to be looked up, asks the person back, or returns a courtesy. Each searcher is a tool loop of
-its own. `gather` gives what they have read names that last for the conversation, and keeps of their findings the quotes
-that stand in the sources. The writer answers from those; `check` holds each quote against the sources' text, and with
-`check_support` a model has said before whether it supports its sentence. A citation that is fabricated, or supports
-nothing, is sent back once with the reason, then removed, and the answer says so. An answer with no citation left is no
-answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the run is completed).
+The planner says what has to be looked up, asks the person back, or returns a courtesy. Each
+searcher is a tool loop of its own. `gather` gives what they have read names that last for the
+conversation, and keeps of their findings the quotes that stand in the sources. The writer answers
+from those; `check` holds each quote against the sources' text, and with `check_support` a model has
+said before whether it supports its sentence. A citation that is fabricated, or supports nothing, is
+sent back once with the reason, then removed, and the answer says so. An answer with no citation
+left is no answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the
+run is completed).
 
-No output of a model, a tool or a wiki raises: every turn ends with a `stop_reason`. All roles share one budget
-(`hrm_agent.graphs.parts.budget`); where it is used up, the turn ends with the best answer so far: the findings, whose
-quotes are checked already.
+No output of a model, a tool or a wiki raises: every turn ends with a `stop_reason`. All roles share
+one budget (`hrm_agent.graphs.parts.budget`); where it is used up, the turn ends with the best
+answer so far: the findings, whose quotes are checked already.
 """
 
 from __future__ import annotations
@@ -59,7 +62,12 @@ from hrm_agent.graphs.research.state import (
     new_turn,
     newest_request,
 )
-from hrm_agent.graphs.research.support import new_statements, reasons_against, support_checks, support_text
+from hrm_agent.graphs.research.support import (
+    new_statements,
+    reasons_against,
+    support_checks,
+    support_text,
+)
 from hrm_agent.graphs.research.tools import Toolbox
 from hrm_agent.models import was_cut
 from hrm_agent.retrieval.citations.checked_text import CheckedText, check, quoted_again
@@ -79,11 +87,13 @@ QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
 """Ends of a turn beside `StopReason`'s."""
 
 
-def build_research(model: BaseChatModel | None = None, tools: Sequence[BaseTool | BaseRetriever] = ()) -> Any:
+def build_research(
+    model: BaseChatModel | None = None, tools: Sequence[BaseTool | BaseRetriever] = ()
+) -> Any:
     """The graph, compiled.
 
-    `model`: a chat model of one's own in the place of the current policy. `tools`: of one's own, for the searchers,
-    beside what the context gives them or in its place.
+    `model`: a chat model of one's own in the place of the current policy. `tools`: of one's own,
+    for the searchers, beside what the context gives them or in its place.
     """
     nodes = _Research(model, as_tools(tools))
     builder = StateGraph(ResearchState, context_schema=ResearchContext if tools else BuiltinContext)
@@ -119,18 +129,28 @@ class _Research:
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
         fresh = ResearchState(messages=state["messages"])  # a turn has a budget of its own
-        request = research_request(newest_request(state), earlier_lines(state["messages"]), _listed(at_hand))
+        request = research_request(
+            newest_request(state), earlier_lines(state["messages"]), _listed(at_hand)
+        )
         options = self._options(fresh, context, kept_back=1)
         may_ask = not state.get("asked_back")
-        said = await ask_role(PLANNER, request, options, read=reading(may_ask=may_ask, has_sources=bool(at_hand)))
+        said = await ask_role(
+            PLANNER, request, options, read=reading(may_ask=may_ask, has_sources=bool(at_hand))
+        )
         plan, remarks = said.value, list[str]()
         if plan is None:
             questions = whole_question(newest_request(state))
-            remarks.append(f"plan: {said.complaint or 'there was none'}; the message itself is the one question")
+            remarks.append(
+                f"plan: {said.complaint or 'there was none'}; the message itself is the one"
+                " question"
+            )
         else:
             questions = _different([question.as_question() for question in plan.questions])
         if len(questions) > context.max_questions:
-            remarks.append(f"plan: {len(questions)} questions, of which the first {context.max_questions} count")
+            remarks.append(
+                f"plan: {len(questions)} questions, of which the first {context.max_questions}"
+                " count"
+            )
         return new_turn() | {
             "sources": gone,
             "questions": questions[: context.max_questions],
@@ -156,28 +176,43 @@ class _Research:
         remarks = [f"search: {full}"] if full else []
         stop = end.get("stop_reason") or StopReason.MAX_TURNS.value
         text = next((message.text for message in end["messages"][-1:] if message.type == "ai"), "")
-        found = SearcherReport(question=question, text=text, stop=stop, sources=end.get("sources", []))
-        return {"found": [found], "spent": spent_on(end["messages"], context.prices), "remarks": remarks}
+        found = SearcherReport(
+            question=question, text=text, stop=stop, sources=end.get("sources", [])
+        )
+        return {
+            "found": [found],
+            "spent": spent_on(end["messages"], context.prices),
+            "remarks": remarks,
+        }
 
-    async def write(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-        """Writer: findings and passages -> an answer with quotes; nothing where the budget is used up."""
+    async def write(
+        self, state: ResearchState, runtime: Runtime[ResearchContext]
+    ) -> dict[str, Any]:
+        """Writer: findings and passages -> an answer with quotes; nothing where the budget is used
+        up.
+        """
         context, drafts = _context(runtime), state.get("drafts", [])
         left = budget_left(state, context)
         if left.used_up():
             return {}
-        request = await asyncio.to_thread(_writer_request, state, context)  # long sources take a moment
+        # long sources take a moment
+        request = await asyncio.to_thread(_writer_request, state, context)
         turns: list[AnyMessage] = [SystemMessage(WRITER_PROMPT), HumanMessage(request), *drafts]
         if drafts:
             turns.append(HumanMessage(state.get("complaint", "")))
         limit = min(context.max_answer_tokens, left.tokens)
-        chat = chat_model(context.model or self._model, temperature=context.temperature, budget=limit)
+        chat = chat_model(
+            context.model or self._model, temperature=context.temperature, budget=limit
+        )
         try:
             answer = await chat.ainvoke(turns)
         except ContextLengthError as error:
             return {"remarks": [f"write: {error}"]}
         return {"drafts": [*drafts, answer], "spent": spent_on([answer], context.prices)}
 
-    async def support(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
+    async def support(
+        self, state: ResearchState, runtime: Runtime[ResearchContext]
+    ) -> dict[str, Any]:
         """Whether the quotes of the newest draft support the sentences that cite them."""
         context, sources = _context(runtime), state.get("sources", {})
         draft = await asyncio.to_thread(check, state.get("drafts", [])[-1].text, sources)
@@ -189,23 +224,40 @@ class _Research:
         return {
             "support": support_checks(asked[:shown], said.value),
             "spent": spent_on(said.messages, context.prices),
-            "remarks": [f"support: {said.complaint or 'there was no verdict'}"] if said.value is None else [],
+            "remarks": (
+                [f"support: {said.complaint or 'there was no verdict'}"]
+                if said.value is None
+                else []
+            ),
         }
 
-    def _options(self, state: ResearchState, context: ResearchContext, kept_back: int = 0) -> CallOptions:
+    def _options(
+        self, state: ResearchState, context: ResearchContext, kept_back: int = 0
+    ) -> CallOptions:
         """A role's share of the budget: two answers, if the first cannot be read."""
         left = budget_left(state, context)
         calls, limit = min(2, left.calls - kept_back), min(context.max_answer_tokens, left.tokens)
-        return CallOptions(context.model or self._model, context.temperature, limit, 0 if left.used_up() else calls)
+        return CallOptions(
+            context.model or self._model, context.temperature, limit, 0 if left.used_up() else calls
+        )
 
 
-async def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Sequence[Send] | str:
+async def after_plan(
+    state: ResearchState, runtime: Runtime[ResearchContext]
+) -> Sequence[Send] | str:
     """A searcher for every question, as far as the budget allows it."""
     if state.get("say"):
         return "reply"
-    context, questions, sources = _context(runtime), state.get("questions", []), state.get("sources", {})
+    context, questions, sources = (
+        _context(runtime),
+        state.get("questions", []),
+        state.get("sources", {}),
+    )
     kept = {"calls": 2 if context.check_support else 1, "answer_tokens": context.max_answer_tokens}
-    shares, first_id = budget_left(state, context).shares(len(questions), **kept), state.get("named", 0) + 1
+    shares, first_id = (
+        budget_left(state, context).shares(len(questions), **kept),
+        state.get("named", 0) + 1,
+    )
     return [
         Send("search", SearchTask(question=question, known=known, first_id=first_id, **share))
         for question, share in zip(questions, shares, strict=False)
@@ -225,18 +277,26 @@ def reply(state: ResearchState) -> dict[str, Any]:
 
 def gather(state: ResearchState) -> dict[str, Any]:
     """A join: names for the new sources, and findings whose quotes stand in them."""
-    sources, findings, remarks = dict(state.get("sources", {})), list[ResearchFinding](), list[str]()
+    sources, findings, remarks = (
+        dict(state.get("sources", {})),
+        list[ResearchFinding](),
+        list[str](),
+    )
     new, named = dict[str, Source](), state.get("named", 0)
     for found in state.get("found", []):
         names: dict[str, str] = {}
         for source in found["sources"]:
-            known = next((name for name, one in (sources | new).items() if same_source(one, source)), None)
+            known = next(
+                (name for name, one in (sources | new).items() if same_source(one, source)), None
+            )
             named += known is None
             names[source["id"]] = name = known or f"S{named}"
             new[name] = renamed(source, name)
         shown = sources | {source["id"]: source for source in found["sources"]}
         text, read = quoted_again(found["text"], shown, names), list(dict.fromkeys(names.values()))
-        findings.append(ResearchFinding(question=found["question"], text=text, stop=found["stop"], sources=read))
+        findings.append(
+            ResearchFinding(question=found["question"], text=text, stop=found["stop"], sources=read)
+        )
         if found["stop"] != StopReason.ANSWER:
             remarks.append(f"search: {found['question']}: ended by {found['stop']}")
     return {"sources": new, "named": named, "findings": findings, "found": None, "remarks": remarks}
@@ -245,12 +305,16 @@ def gather(state: ResearchState) -> dict[str, Any]:
 async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
     """Support is looked at where it is wanted, and the budget has a call for it."""
     context = _context(runtime)
-    wanted = context.check_support and state.get("drafts") and not budget_left(state, context).used_up()
+    wanted = (
+        context.check_support and state.get("drafts") and not budget_left(state, context).used_up()
+    )
     return "support" if wanted else "check"
 
 
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-    """Hold the newest draft against the sources: send it back with what is wrong, or end the turn with the best one."""
+    """Hold the newest draft against the sources: send it back with what is wrong, or end the turn
+    with the best one.
+    """
     context, drafts, sources = _context(runtime), state.get("drafts", []), state.get("sources", {})
     unsupported = reasons_against(state.get("support", []))
     checked = [check(draft.text, sources, unsupported) for draft in drafts]
@@ -267,8 +331,12 @@ def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict
         best = check(_findings_text(state), sources, unsupported)
     remarks = [f"check: mended {mended}" for mended in best.mended]
     remarks += [f"check: removed {problem}" for problem in best.problems]
-    remarks += [f"check: removed what {one.claim!r} cites: {unsupported[one.key]}" for one in best.refused]
-    if context.check_support and (unknown := new_statements(best.statements, state.get("support", []))):
+    remarks += [
+        f"check: removed what {one.claim!r} cites: {unsupported[one.key]}" for one in best.refused
+    ]
+    if context.check_support and (
+        unknown := new_statements(best.statements, state.get("support", []))
+    ):
         remarks.append(f"support: {len(unknown)} sentences were not looked at")
     stop, reason = _end(state, context, best)
     return {
@@ -286,7 +354,9 @@ async def after_check(state: ResearchState) -> str:
     return END if state.get("stop_reason") else "write"
 
 
-def _complaint(checked: CheckedText, unsupported: Mapping[Any, str], sources: Mapping[str, Source]) -> str:
+def _complaint(
+    checked: CheckedText, unsupported: Mapping[Any, str], sources: Mapping[str, Source]
+) -> str:
     """What the writer is told about a draft that cannot stand; empty for one that can."""
     if not checked.body:
         return "There is no text in it. Answer again."
@@ -296,7 +366,10 @@ def _complaint(checked: CheckedText, unsupported: Mapping[Any, str], sources: Ma
     ]
     if wrong:
         listed = "\n".join(wrong)
-        return f"These citations do not stand:\n{listed}\nAnswer again; quote to the letter what the sources have."
+        return (
+            f"These citations do not stand:\n{listed}\nAnswer again; quote to the letter what the"
+            " sources have."
+        )
     if not checked.citations and not checked.denies and sources:
         return "Nothing in it is cited. Cite the sources' exact words, or begin with NOT ANSWERED."
     return ""
@@ -310,8 +383,13 @@ def _final_text(best: CheckedText) -> str:
     notes = []
     if not best.citations and not best.denies:
         notes.append(UNSUPPORTED)
-    for note, count in ((REMOVED, len(best.problems)), (NO_SUPPORT, sum(len(one.citations) for one in best.refused))):
-        notes += [note.format("1 citation" if count == 1 else f"{count} citations")] if count else []
+    for note, count in (
+        (REMOVED, len(best.problems)),
+        (NO_SUPPORT, sum(len(one.citations) for one in best.refused)),
+    ):
+        notes += (
+            [note.format("1 citation" if count == 1 else f"{count} citations")] if count else []
+        )
     listed = best.text[len(best.body) :].strip()
     return "\n\n".join(part for part in (body, " ".join(notes), listed) if part)
 
@@ -320,10 +398,15 @@ def _end(state: ResearchState, context: ResearchContext, best: CheckedText) -> t
     """Why the turn ends, as a name and in words."""
     drafts = state.get("drafts", [])
     limit = budget_left(state, context).used_up()
-    short = [finding for finding in state.get("findings", []) if finding["stop"] != StopReason.ANSWER]
+    short = [
+        finding for finding in state.get("findings", []) if finding["stop"] != StopReason.ANSWER
+    ]
     missing = len(state.get("findings", [])) < len(state.get("questions", []))
     if limit is not None and (not drafts or short or missing):
-        return limit.value, f"The budget is used up ({limit.value}); this is the best answer so far."
+        return (
+            limit.value,
+            f"The budget is used up ({limit.value}); this is the best answer so far.",
+        )
     if not drafts or was_cut(drafts[-1]):
         why = "The answer was cut off." if drafts else "The sources are too long for the model."
         return StopReason.MAX_TOKENS.value, why
@@ -350,7 +433,9 @@ def _findings_text(state: ResearchState) -> str:
 
 
 def _different(questions: Sequence[ResearchQuestion]) -> list[ResearchQuestion]:
-    return list({question["question"].casefold(): question for question in reversed(questions)}.values())[::-1]
+    return list(
+        {question["question"].casefold(): question for question in reversed(questions)}.values()
+    )[::-1]
 
 
 def _about(question: ResearchQuestion) -> str:
@@ -359,12 +444,17 @@ def _about(question: ResearchQuestion) -> str:
 
 def _listed(sources: Mapping[str, Source]) -> list[str]:
     """The newest sources by name and title, as the planner is shown them."""
-    return [f"{name} {source['title'][:MAX_LISTED_TITLE]}" for name, source in [*sources.items()][-MAX_LISTED:]]
+    return [
+        f"{name} {source['title'][:MAX_LISTED_TITLE]}"
+        for name, source in [*sources.items()][-MAX_LISTED:]
+    ]
 
 
 def _final_id(state: ResearchState) -> str:
     """The answer to a message is named after it: the same in every replay."""
-    newest = next((message for message in reversed(state["messages"]) if message.type == "human"), None)
+    newest = next(
+        (message for message in reversed(state["messages"]) if message.type == "human"), None
+    )
     return f"{newest.id if newest else 'nothing'}-answered"
 
 

@@ -1,8 +1,9 @@
 """What a research's planner may say, and how it is understood.
 
-Three things: questions to be looked up; a question back to the person; a courtesy. One answer decides between them,
-because whoever knows what is unclear knows what is clear. A question back counts only where there is no question to
-look up, and not twice in a row: a person who has just answered is not asked again, but served with what there is.
+Three things: questions to be looked up; a question back to the person; a courtesy. One answer
+decides between them, because whoever knows what is unclear knows what is clear. A question back
+counts only where there is no question to look up, and not twice in a row: a person who has just
+answered is not asked again, but served with what there is.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class PlannedQuestion(BaseModel):
         fields = cast("Mapping[str, Any]", given)
         queries = next((fields[name] for name in _QUERIES if fields.get(name)), [])
         listed = cast("list[Any]", queries) if isinstance(queries, list) else [queries]
-        asked = next((fields[name] for name in _QUESTIONS if fields.get(name)), next(iter(listed), None))
+        asked = next(
+            (fields[name] for name in _QUESTIONS if fields.get(name)), next(iter(listed), None)
+        )
         return {"question": asked, "queries": [query for query in listed if isinstance(query, str)]}
 
     @field_validator("question")
@@ -56,7 +59,9 @@ class PlannedQuestion(BaseModel):
 
     def as_question(self) -> ResearchQuestion:
         queries = (one_line(query, MAX_QUERY) for query in self.queries)
-        return ResearchQuestion(question=self.question, queries=[query for query in queries if query][:MAX_QUERIES])
+        return ResearchQuestion(
+            question=self.question, queries=[query for query in queries if query][:MAX_QUERIES]
+        )
 
 
 class ResearchPlan(BaseModel):
@@ -78,8 +83,11 @@ class ResearchPlan(BaseModel):
         listed = cast("list[Any]", named) if isinstance(named, list) else []
         questions = [item for item in listed if _is_question(item)]
         if not questions and not any(name in fields for name in (*_LISTS, "ask", "reply")):
-            raise ValueError('it has none of "questions", "ask" and "reply"')  # prose is no question, however short
-        said = {name: fields[name] for name in ("ask", "reply") if isinstance(fields.get(name), str)}
+            # prose is no question, however short
+            raise ValueError('it has none of "questions", "ask" and "reply"')
+        said = {
+            name: fields[name] for name in ("ask", "reply") if isinstance(fields.get(name), str)
+        }
         return {"questions": questions, **said}
 
     @field_validator("ask", "reply")
@@ -97,7 +105,10 @@ def _is_question(item: Any) -> bool:
     if isinstance(item, str):
         return bool(item.strip())
     fields = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
-    return any(isinstance(asked := fields.get(name), str) and asked.strip() for name in (*_QUESTIONS, *_QUERIES))
+    return any(
+        isinstance(asked := fields.get(name), str) and asked.strip()
+        for name in (*_QUESTIONS, *_QUERIES)
+    )
 
 
 def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan]:
@@ -111,7 +122,9 @@ def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan
         if plan.questions or plan.say:
             return plan
         if asks:
-            raise UnparsableAnswer("the person has just been asked, and has answered; plan with what you know")
+            raise UnparsableAnswer(
+                "the person has just been asked, and has answered; plan with what you know"
+            )
         if not has_sources:
             raise UnparsableAnswer("there is no question in it, and there are no sources at hand")
         return plan
@@ -125,8 +138,12 @@ def whole_question(message: str) -> list[ResearchQuestion]:
 
 
 def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
-    """What was said before the newest message, a line each: a longer one could forge its neighbours."""
+    """What was said before the newest message, a line each: a longer one could forge its
+    neighbours.
+    """
     newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)
     who = {"human": "Person", "ai": "Agent"}
     said = [message for message in messages[:newest] if message.type in who][-MAX_EARLIER:]
-    return [f"{who[m.type]}: {one_line(m.text.partition(CITATION_LIST)[0], MAX_LINE)}" for m in said]
+    return [
+        f"{who[m.type]}: {one_line(m.text.partition(CITATION_LIST)[0], MAX_LINE)}" for m in said
+    ]

@@ -2,10 +2,11 @@
 
     START -> reason -> tools -> reason -> ... -> END
 
-It is the tool loop with other tools, and with two things that it alone needs. The sources that are read leave the
-conversation for a channel of their own, whole, so that the messages stay as long as what the model was shown. And
-searches and reads are counted: those over the limit are answered by a refusal, on record like any outcome, that tells
-the model to end with what it has. A searcher that answers without having looked anywhere is told once to look.
+It is the tool loop with other tools, and with two things that it alone needs. The sources that are
+read leave the conversation for a channel of their own, whole, so that the messages stay as long as
+what the model was shown. And searches and reads are counted: those over the limit are answered by a
+refusal, on record like any outcome, that tells the model to end with what it has. A searcher that
+answers without having looked anywhere is told once to look.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import LoopBudget, sampled_tokens
 from hrm_agent.graphs.parts.loop import calls_tools, last_answer, loop_stop
@@ -73,14 +76,21 @@ def build_search(
     model: BaseChatModel | None = None,
     tools: Sequence[BaseTool] = (),
 ) -> CompiledStateGraph[SearchState, SearchContext, SearchState, SearchState]:
-    """The loop, asking `model`, or the current policy. `tools`: of one's own, beside those that the context names."""
+    """The loop, asking `model`, or the current policy. `tools`: of one's own, beside those that the
+    context names.
+    """
 
     async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
         context = _context(runtime)
-        research, left = context.research, context.budget.max_tokens - sampled_tokens(state["messages"])
+        research, left = (
+            context.research,
+            context.budget.max_tokens - sampled_tokens(state["messages"]),
+        )
         limit = min(left, research.max_answer_tokens)
         offered = Toolbox(research, tools).descriptions()
-        chat = chat_model(research.model or model, tools=offered, temperature=research.temperature, budget=limit)
+        chat = chat_model(
+            research.model or model, tools=offered, temperature=research.temperature, budget=limit
+        )
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
         stop = _stop_reason([*state["messages"], answer], context)
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}
@@ -105,18 +115,31 @@ def build_search(
 
 
 async def _answers(
-    messages: Sequence[AnyMessage], context: SearchContext, own: Sequence[BaseTool], config: RunnableConfig
+    messages: Sequence[AnyMessage],
+    context: SearchContext,
+    own: Sequence[BaseTool],
+    config: RunnableConfig,
 ) -> list[ToolMessage]:
     """All calls of the last answer at once, each with numbers of its own for what it reads."""
     answer = last_answer(messages)
-    before = [call["name"] for one in messages[:-1] if isinstance(one, AIMessage) for call in one.tool_calls]
+    before = [
+        call["name"]
+        for one in messages[:-1]
+        if isinstance(one, AIMessage)
+        for call in one.tool_calls
+    ]
     first_id = context.first_id + IDS_OF_A_CALL * len(before)
     toolbox = Toolbox(context.research, own)
     waiting = [run_tool_calls(answer.model_copy(update={"tool_calls": []}), [], config)]
     for number, call in enumerate(answer.tool_calls):
         tools = toolbox.tools(context.about, first_id + IDS_OF_A_CALL * number, before)
-        alone = {"tool_calls": [{**call, "id": call["id"] or f"call_{number}"}], "invalid_tool_calls": []}
-        waiting.append(run_tool_calls(_without_invalid(answer).model_copy(update=alone), tools, config))
+        alone = {
+            "tool_calls": [{**call, "id": call["id"] or f"call_{number}"}],
+            "invalid_tool_calls": [],
+        }
+        waiting.append(
+            run_tool_calls(_without_invalid(answer).model_copy(update=alone), tools, config)
+        )
         before.append(call["name"])
     undecoded, *decoded = await asyncio.gather(*waiting, return_exceptions=True)
     results = [*decoded, undecoded]
@@ -128,7 +151,11 @@ async def _answers(
 
 def _without_invalid(answer: AIMessage) -> AIMessage:
     """Calls that could not be decoded stand in the metadata too, where an answer was streamed."""
-    metadata = {name: value for name, value in answer.response_metadata.items() if name != "invalid_tool_calls"}
+    metadata = {
+        name: value
+        for name, value in answer.response_metadata.items()
+        if name != "invalid_tool_calls"
+    }
     return answer.model_copy(update={"response_metadata": metadata})
 
 
@@ -154,5 +181,8 @@ async def _after_reason(state: SearchState) -> str:
 
 def _stop_reason(messages: Sequence[AnyMessage], context: SearchContext) -> StopReason | None:
     answers = sum(isinstance(message, AIMessage) for message in messages)
-    looked = context.has_sources or len(messages) > answers + 1  # tools have answered, or it was reminded
-    return loop_stop(messages, context.budget, final=looked and not calls_tools(last_answer(messages)))
+    # tools have answered, or it was reminded
+    looked = context.has_sources or len(messages) > answers + 1
+    return loop_stop(
+        messages, context.budget, final=looked and not calls_tools(last_answer(messages))
+    )

@@ -1,13 +1,15 @@
 """Sources: what they are, which passages of them a model is shown, and in which frame.
 
-A page is longer than what a model should read of it. It is cut into passages, spans of its text; a model is shown the
-first one, which says what the page is about, and those that share most with the question (BM25 within the page), in
-the order of the text, with `[...]` where some are left out. Hits of a search are parts already, whose beginning says
-nothing: of them it is shown what matches the question best (`display_hits`), and the writer sees them whole while
-there is room. The whole text is kept, so that whatever is quoted can be found again to the character.
+A page is longer than what a model should read of it. It is cut into passages, spans of its text; a
+model is shown the first one, which says what the page is about, and those that share most with the
+question (BM25 within the page), in the order of the text, with `[...]` where some are left out.
+Hits of a search are parts already, whose beginning says nothing: of them it is shown what matches
+the question best (`display_hits`), and the writer sees them whole while there is room. The whole
+text is kept, so that whatever is quoted can be found again to the character.
 
-A source is somebody else's text. It stands in a frame, `<source S1 0f3a>` to `</source S1 0f3a>`, whose word does not
-occur in it: no text can close its own frame and go on in the voice of the person or of another source.
+A source is somebody else's text. It stands in a frame, `<source S1 0f3a>` to `</source S1 0f3a>`,
+whose word does not occur in it: no text can close its own frame and go on in the voice of the
+person or of another source.
 """
 
 from __future__ import annotations
@@ -18,13 +20,24 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from urllib.parse import urlsplit
 
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.retrieval.passages import Extract, best_passages, scored_passages
 
-__all__ = ["Source", "around", "display", "display_hits", "evidence", "new_source", "renamed", "same_source", "scheme"]
+__all__ = [
+    "Source",
+    "around",
+    "display",
+    "display_hits",
+    "evidence",
+    "new_source",
+    "renamed",
+    "same_source",
+    "scheme",
+]
 
 MAX_TITLE, MAX_TEXT = 300, 500_000
 """Characters; what comes later is neither shown nor quoted."""
@@ -35,15 +48,18 @@ _FIRST, _FILL = 1e6, 1e-6
 _SHARE = 1 / 3
 """Of the best passage's score: less is by chance."""
 _WHOLE = 1 / 6
-"""Share of the writer's room. A source of this turn up to this long, such as a hit, is shown whole or not at all while
-whole ones fit."""
+"""Share of the writer's room. A source of this turn up to this long, such as a hit, is shown whole
+or not at all while whole ones fit.
+"""
 
 
 class Source(TypedDict):
     """A text that was read, as it was then."""
 
     id: str
-    """`S1`, `S2` and so on, the name by which the conversation cites it; empty until it is given one."""
+    """`S1`, `S2` and so on, the name by which the conversation cites it; empty until it is given
+    one.
+    """
     title: str
     """Title of the page, or path of the file, in one line."""
     url: str
@@ -62,10 +78,19 @@ def new_source(
     title: str, text: str, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
 ) -> Source:
     """A source that has no name yet. Addresses other than of the web are left out."""
-    safe = url if scheme(url) in ("http", "https") and not re.search(r"[\s<>\ud800-\udfff]", url) else ""
+    safe = (
+        url
+        if scheme(url) in ("http", "https") and not re.search(r"[\s<>\ud800-\udfff]", url)
+        else ""
+    )
     text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
-    title, file = one_line(replace_surrogates(title), MAX_TITLE) or "untitled", replace_surrogates(file)
-    return Source(id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset)
+    title, file = (
+        one_line(replace_surrogates(title), MAX_TITLE) or "untitled",
+        replace_surrogates(file),
+    )
+    return Source(
+        id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset
+    )
 
 
 def scheme(place: str) -> str | None:
@@ -88,32 +113,45 @@ def same_source(one: Source, other: Source) -> bool:
 
 
 def display(source: Source, about: str, limit: int) -> str:
-    """A source in its frame, as a model is shown it: at most about `limit` characters of its text."""
+    """A source in its frame, as a model is shown it:
+    at most about `limit` characters of its text.
+    """
     (first, _), *others = scored_passages(source["text"], about) or [((0, 0), 0.0)]
     ranked = [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]
     return _framed(source, _chosen(source["text"], ranked, limit))
 
 
 def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str, limit: int) -> str:
-    """The hits of one search, each in the frame of its source: together at most `limit` characters of their texts."""
+    """The hits of one search, each in the frame of its source: together at most `limit` characters
+    of their texts.
+    """
     chosen = best_passages(hits, about, limit)
-    return "\n\n".join(_framed(source, spans) for source, spans in zip(sources, chosen, strict=True))
+    return "\n\n".join(
+        _framed(source, spans) for source, spans in zip(sources, chosen, strict=True)
+    )
 
 
-def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Sequence[int]], limit: int) -> str:
+def evidence(
+    sources: Mapping[str, Source], about: str, read: Mapping[str, Sequence[int]], limit: int
+) -> str:
     """The passages of all sources that matter for a question, in their frames; empty if none does.
 
-    `read`: the sources of this turn, each with the places that were quoted of it. Those passages go first; after them
-    what has words of the question, of other sources only what has many; what is left over goes to the sources of this
-    turn from their beginning. A short source of this turn counts as one passage, as long as all of it fits.
+    `read`: the sources of this turn, each with the places that were quoted of it. Those passages go
+    first; after them what has words of the question, of other sources only what has many; what is
+    left over goes to the sources of this turn from their beginning. A short source of this turn
+    counts as one passage, as long as all of it fits.
     """
     scored = {name: scored_passages(source["text"], about) for name, source in sources.items()}
-    least = _SHARE * max((score for passages in scored.values() for _, score in passages), default=0.0)
+    least = _SHARE * max(
+        (score for passages in scored.values() for _, score in passages), default=0.0
+    )
     rated: list[tuple[float, str, Span]] = []
     for name, passages in scored.items():
         if name in read and passages and len(sources[name]["text"]) <= _WHOLE * limit:
             best = max(score for _, score in passages)
-            rated.append((best + _FIRST * bool(read[name]) + _FILL, name, (0, len(sources[name]["text"]))))
+            rated.append(
+                (best + _FIRST * bool(read[name]) + _FILL, name, (0, len(sources[name]["text"])))
+            )
         for number, (span, score) in enumerate(passages):
             if name in read:
                 quoted = any(span[0] <= at < span[1] for at in read[name])
@@ -130,7 +168,9 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
 
 
 def around(source: Source, start: int, end: int, characters: int) -> str:
-    """A span of a source in its frame, `>>>` and `<<<` about it, with so many characters on either side."""
+    """A span of a source in its frame, `>>>` and `<<<` about it, with so many characters on either
+    side.
+    """
     text = source["text"]
     before, after = text[max(start - characters, 0) : start], text[end : end + characters]
     copy = source.copy()
@@ -164,4 +204,6 @@ def _framed(source: Source, spans: Sequence[Span]) -> str:
 
 def _word_not_in(text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    return next(word for n in count() if (word := digest[n : n + 4] if n < 60 else str(n)) not in text)
+    return next(
+        word for n in count() if (word := digest[n : n + 4] if n < 60 else str(n)) not in text
+    )

@@ -1,12 +1,14 @@
-"""What the research agent knows of a conversation, and what it may use: the state and the run context.
+"""What the research agent knows of a conversation, and what it may use: the state and the run
+context.
 
-Two kinds of channels. `messages` and `sources` are the conversation's: the person's turns with the final answers, and
-what was read so far. All others belong to one turn; `new_turn` empties them, and so a thread may have any number of
-turns, each with the whole budget. Nobody's thoughts, requests or drafts are in `messages`: what a later turn is shown
-of an earlier one is what the person was shown.
+Two kinds of channels. `messages` and `sources` are the conversation's: the person's turns with the
+final answers, and what was read so far. All others belong to one turn; `new_turn` empties them, and
+so a thread may have any number of turns, each with the whole budget. Nobody's thoughts, requests or
+drafts are in `messages`: what a later turn is shown of an earlier one is what the person was shown.
 
-A source is named `S1`, `S2`, ... for as long as the thread lives. The ones that were read or cited longest ago are
-forgotten when a turn begins, so that the spans of the newest answer can be looked up until the next one.
+A source is named `S1`, `S2`, ... for as long as the thread lives. The ones that were read or cited
+longest ago are forgotten when a turn begins, so that the spans of the newest answer can be looked
+up until the next one.
 """
 
 from __future__ import annotations
@@ -17,10 +19,20 @@ from typing import Annotated, Any, NotRequired, cast
 
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph.message import add_messages
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.budget import BudgetShare, Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
+from hrm_agent.graphs.parts.budget import (
+    BudgetShare,
+    Prices,
+    Remaining,
+    Usage,
+    merge_usage,
+    refuse_limits,
+    remaining,
+)
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.retrieval.citations.quotes import Citation
 from hrm_agent.retrieval.index.fusion import MODES
@@ -55,11 +67,17 @@ class ResearchContext:
     index: str | None = None
     """File of `hrm-agent index`: documents of one's own. None: only the wiki is searched."""
     index_mode: str = "words"
-    """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
+    """How documents are found: by `words`; or, where the index has them, by `vectors`,
+    or `hybrid`.
+    """
     tools: str | Sequence[str] = ()
-    """Tools of one's own, beside wiki and documents or in their place: `package.module:attribute`, or a list."""
+    """Tools of one's own, beside wiki and documents or in their place: `package.module:attribute`,
+    or a list.
+    """
     check_support: bool = False
-    """A model is asked, once for each draft, whether the quotes support the sentences that cite them."""
+    """A model is asked, once for each draft, whether the quotes support the sentences that cite
+    them.
+    """
     model: str | None = None
     """Another model than the current policy, by its string."""
     temperature: float | None = None
@@ -85,18 +103,26 @@ class ResearchContext:
     max_answer_tokens: int = 2048
     """Sampled tokens of one answer of a role."""
     max_calls: int = 40
-    """Answers of all roles in one turn; one is kept back for the writer, another for `check_support`."""
+    """Answers of all roles in one turn; one is kept back for the writer, another for
+    `check_support`.
+    """
     max_tokens: int = 32_768
     """Sampled tokens of all roles in one turn."""
     max_seconds: float = 600.0
-    """Time in which models and tools were at work for one turn, in this run; checked between answers."""
+    """Time in which models and tools were at work for one turn, in this run; checked between
+    answers.
+    """
     max_cost: float | None = None
     """Of one turn, in the currency of `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
+    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says
+    what it took.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit or choice, a user agent without a contact, or what is not a tool."""
+        """Raise `ConfigError` for an invalid limit or choice, a user agent without a contact, or
+        what is not a tool.
+        """
         refuse_limits(
             self, max_questions=1, max_turns=1, max_searches=0, max_pages=0, max_source_chars=200,
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
@@ -105,7 +131,9 @@ class ResearchContext:
         if cast("object", self.check_support) not in (True, False):  # a word would count as yes
             raise ConfigError(f"check_support is {self.check_support!r}.", "It is true or false.")
         if self.index_mode not in MODES:
-            raise ConfigError(f"index_mode is {self.index_mode!r}.", f"It is one of {', '.join(MODES)}.")
+            raise ConfigError(
+                f"index_mode is {self.index_mode!r}.", f"It is one of {', '.join(MODES)}."
+            )
         load_tools(self.tools)
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(
@@ -116,14 +144,18 @@ class ResearchContext:
 
 @dataclass(frozen=True)
 class BuiltinContext(ResearchContext):
-    """Of the graph that holds no tools of its own: a place to search, or tools, have to be named."""
+    """Of the graph that holds no tools of its own: a place to search, or tools,
+    have to be named.
+    """
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` where there is nothing to search, too."""
         if not self.wiki and not self.index and not self.tools:
             raise ConfigError(
-                "The research agent has nothing to search: neither a wiki nor an index of documents, nor tools.",
-                "Give `--context wiki=en user_agent='NAME/1.0 (you@example.org)'`, `index=FILE` or `tools=FILE:NAME`.",
+                "The research agent has nothing to search: neither a wiki nor an index of"
+                " documents, nor tools.",
+                "Give `--context wiki=en user_agent='NAME/1.0 (you@example.org)'`, `index=FILE` or"
+                " `tools=FILE:NAME`.",
             )
         super().__post_init__()
 
@@ -138,7 +170,9 @@ class ResearchQuestion(TypedDict):
 
 
 class SearcherReport(TypedDict):
-    """What one searcher hands in. Its sources are named as it knew them, not yet as the conversation does."""
+    """What one searcher hands in. Its sources are named as it knew them, not yet as the
+    conversation does.
+    """
 
     question: str
     """The question that it searched for."""
@@ -171,7 +205,9 @@ class SupportCheck(TypedDict):
     citations: list[Citation]
     """What it cites."""
     verdict: str
-    """`supported`, `unsupported` or `unclear`; only citations of an unsupported sentence are left out."""
+    """`supported`, `unsupported` or `unclear`; only citations of an unsupported sentence are left
+    out.
+    """
     reason: str
     """The model's reason, in one line."""
 
@@ -218,7 +254,9 @@ class ResearchState(TypedDict):
     findings: NotRequired[list[ResearchFinding]]
     """In the order of the questions."""
     found: NotRequired[Annotated[list[SearcherReport], _listed]]
-    """What the searchers of this turn have handed in; empty once it is among `findings` and `sources`."""
+    """What the searchers of this turn have handed in; empty once it is among `findings` and
+    `sources`.
+    """
     say: NotRequired[str]
     """What the planner says to the person itself; empty where the writer does."""
     drafts: NotRequired[list[AIMessage]]
@@ -234,8 +272,9 @@ class ResearchState(TypedDict):
     remarks: NotRequired[Annotated[list[str], _listed]]
     """What could not be read or followed, and what was done instead."""
     stop_reason: NotRequired[str]
-    """`answer`; `no_answer`: the sources have none; `question`: the person is asked; `reply`: nothing was to be looked
-    up; or the limit that was reached. Empty while the turn goes on."""
+    """`answer`; `no_answer`: the sources have none; `question`: the person is asked; `reply`:
+    nothing was to be looked up; or the limit that was reached. Empty while the turn goes on.
+    """
     reason: NotRequired[str]
     """Why the turn stopped, in words."""
 
@@ -259,7 +298,9 @@ def new_turn() -> dict[str, Any]:
 
 def newest_request(state: ResearchState) -> str:
     """What the person said last."""
-    return next((message.text for message in reversed(state["messages"]) if message.type == "human"), "")
+    return next(
+        (message.text for message in reversed(state["messages"]) if message.type == "human"), ""
+    )
 
 
 def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:

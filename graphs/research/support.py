@@ -1,9 +1,11 @@
-"""Whether quotes support the sentences that cite them: a second look by a model, where the context asks for it.
+"""Whether quotes support the sentences that cite them: a second look by a model, where the context
+asks for it.
 
-That a quote stands in its source is certain; that it says what the sentence before it says is not: "The moon is made of
-cheese [1]" may cite a true quote about the moon. One call judges all new sentences of a draft. It sees each with the
-words that it cites, in the text around them. Only `unsupported` has a consequence; a sentence without a verdict is
-unclear. A verdict is an opinion, and a source may try to sway it: what it costs then is a citation, never a false one.
+That a quote stands in its source is certain; that it says what the sentence before it says is not:
+"The moon is made of cheese [1]" may cite a true quote about the moon. One call judges all new
+sentences of a draft. It sees each with the words that it cites, in the text around them. Only
+`unsupported` has a consequence; a sentence without a verdict is unclear. A verdict is an opinion,
+and a source may try to sway it: what it costs then is a citation, never a false one.
 """
 
 from __future__ import annotations
@@ -26,17 +28,23 @@ MAX_CLAIM = 600
 """Characters."""
 
 
-def new_statements(statements: Iterable[Statement], known: Sequence[SupportCheck]) -> list[Statement]:
+def new_statements(
+    statements: Iterable[Statement], known: Sequence[SupportCheck]
+) -> list[Statement]:
     """Those that have no verdict yet."""
     judged = {_key(one) for one in known}
     return [statement for statement in statements if statement.key not in judged]
 
 
-def support_text(statements: Sequence[Statement], sources: Mapping[str, Source], limit: int) -> tuple[str, int]:
+def support_text(
+    statements: Sequence[Statement], sources: Mapping[str, Source], limit: int
+) -> tuple[str, int]:
     """The request, and how many of the statements fit into so many characters."""
     shown: list[tuple[str, str]] = []
     for claim, citations in statements:
-        cited = "\n".join(around(sources[one["source"]], one["start"], one["end"], AROUND) for one in citations)
+        cited = "\n".join(
+            around(sources[one["source"]], one["start"], one["end"], AROUND) for one in citations
+        )
         limit -= len(cited)
         if limit < 0 and shown:
             break
@@ -44,7 +52,9 @@ def support_text(statements: Sequence[Statement], sources: Mapping[str, Source],
     return support_request(shown), len(shown)
 
 
-def support_checks(statements: Sequence[Statement], reply: SupportReply | None) -> list[SupportCheck]:
+def support_checks(
+    statements: Sequence[Statement], reply: SupportReply | None
+) -> list[SupportCheck]:
     """The verdicts of a reply, one for each statement."""
     said = {one.statement: one for one in reversed(reply.verdicts if reply else [])}
     none = SupportVerdict(statement=0, verdict="unclear", reason="There was no verdict.")

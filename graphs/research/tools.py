@@ -1,11 +1,13 @@
-"""The tools of a searcher: search a wiki, read its pages; search one's own documents, read them; tools of one's own.
+"""The tools of a searcher: search a wiki, read its pages; search one's own documents, read them;
+tools of one's own.
 
-What a tool returns has two halves, as LangChain's `content_and_artifact` has it: the text that the model is shown, and
-the sources that it was shown parts of, whole. Both are on record, so that a replay has the sources without the wiki.
-Nothing is opened before a call is run: a call that is answered from the record needs neither the wiki nor the index.
+What a tool returns has two halves, as LangChain's `content_and_artifact` has it: the text that the
+model is shown, and the sources that it was shown parts of, whole. Both are on record, so that a
+replay has the sources without the wiki. Nothing is opened before a call is run: a call that is
+answered from the record needs neither the wiki nor the index.
 
-What a tool of one's own returns is somebody else's text, and a source: the documents of a retriever one each, any other
-output as a whole. The model is shown it in the frame that sources have.
+What a tool of one's own returns is somebody else's text, and a source: the documents of a retriever
+one each, any other output as a whole. The model is shown it in the frame that sources have.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.research.sources import Source, display, display_hits, new_source, renamed, scheme
+from hrm_agent.graphs.research.sources import (
+    Source,
+    display,
+    display_hits,
+    new_source,
+    renamed,
+    scheme,
+)
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.retrieval import index as documents
 from hrm_agent.tools import ToolFailure
@@ -46,33 +55,54 @@ class Toolbox:
     """The tools of one context: the wiki's, the documents', and one's own."""
 
     def __init__(self, context: ResearchContext, held: Sequence[BaseTool] = ()) -> None:
-        """`held`: tools of the graph. Raises `ConfigError` if two share a name, or if there is no tool."""
+        """`held`: tools of the graph. Raises `ConfigError` if two share a name, or if there is no
+        tool.
+        """
         self._context = context
         self._ours = [*(("wiki_search", "wiki_page") if context.wiki else ())]
         self._ours += ("documents_search", "documents_read") if context.index else ()
-        self._own = as_tools([*map(_pattern, self._ours), *held, *load_tools(context.tools)])[len(self._ours) :]
+        self._own = as_tools([*map(_pattern, self._ours), *held, *load_tools(context.tools)])[
+            len(self._ours) :
+        ]
         if not self._ours and not self._own:
-            raise ConfigError("The research agent has nothing to search.", "Give it a wiki, an index, or tools.")
+            raise ConfigError(
+                "The research agent has nothing to search.", "Give it a wiki, an index, or tools."
+            )
 
     def descriptions(self) -> list[dict[str, Any]]:
         """What a model is told of them."""
-        return [*map(_description, self._ours), *(convert_to_openai_tool(tool) for tool in self._own)]
+        return [
+            *map(_description, self._ours),
+            *(convert_to_openai_tool(tool) for tool in self._own),
+        ]
 
     def tools(self, about: str, first_id: int, before: Sequence[str]) -> list[BaseTool]:
         """What answers a call.
 
-        `about`: the question that sources are read for. `first_id`: the number of the first new source. `before`: names
-        of the tools that were called; one that was used as often as it may answers that it was.
+        `about`: the question that sources are read for. `first_id`: the number of the first new
+        source. `before`: names of the tools that were called; one that was used as often as it may
+        answers that it was.
         """
         reader = _PageReader(self._context, about, first_id)
         own = [tool.name for tool in self._own]
         limits = {SEARCHES: self._context.max_searches, READS: self._context.max_pages}
         limits |= {(*own,): self._context.max_tool_calls} if own else {}
-        spent = {name for names, most in limits.items() if sum(n in names for n in before) >= most for name in names}
+        spent = {
+            name
+            for names, most in limits.items()
+            if sum(n in names for n in before) >= most
+            for name in names
+        }
         ours = [(_pattern(name), getattr(reader, name)) for name in self._ours]
         return [
-            *(tool.model_copy(update={"coroutine": _refused if tool.name in spent else run}) for tool, run in ours),
-            *(own_tool(tool, reader.own, self._context.max_tool_seconds, tool.name in spent) for tool in self._own),
+            *(
+                tool.model_copy(update={"coroutine": _refused if tool.name in spent else run})
+                for tool, run in ours
+            ),
+            *(
+                own_tool(tool, reader.own, self._context.max_tool_seconds, tool.name in spent)
+                for tool in self._own
+            ),
         ]
 
 
@@ -103,22 +133,36 @@ class _PageReader:
     async def wiki_search(self, query: str) -> Result:
         """Search the wiki for pages whose text has the words of the query. Few words find more."""
         found = await self._wiki().asearch(query)
-        return "\n".join(map(_line, found)) or "No page has these words. Try fewer or other words.", []
+        return (
+            "\n".join(map(_line, found)) or "No page has these words. Try fewer or other words.",
+            [],
+        )
 
     async def wiki_page(self, title: str, about: str = "") -> Result:
-        """Read the page of the wiki with this title: its beginning and what it says about the words of `about`."""
+        """Read the page of the wiki with this title: its beginning and what it says about the words
+        of `about`.
+        """
         page = await self._wiki().apage(title)
-        return await self._shown(page.title, page.text, about, url=page.permanent_url, revision=page.revision)
+        return await self._shown(
+            page.title, page.text, about, url=page.permanent_url, revision=page.revision
+        )
 
     async def documents_search(self, query: str) -> Result:
-        """Search the person's own documents; gives the passages that have most of the query's words."""
+        """Search the person's own documents; gives the passages that have most of the query's
+        words.
+        """
         return await asyncio.to_thread(self._found, query)
 
     async def documents_read(self, file: str, about: str = "") -> Result:
-        """Read one of the person's own documents: its beginning and what it says about the words of `about`."""
+        """Read one of the person's own documents: its beginning and what it says about the words of
+        `about`.
+        """
         stored = await asyncio.to_thread(self._document, file)
         if stored is None:
-            raise ToolFailure(f"There is no document {file!r}. Search for it by words of its text.", ToolStatus.ERROR)
+            raise ToolFailure(
+                f"There is no document {file!r}. Search for it by words of its text.",
+                ToolStatus.ERROR,
+            )
         return await self._shown(file, stored.text, about, file=file, revision=stored.revision)
 
     async def _shown(self, title: str, text: str, about: str, **where: Any) -> Result:
@@ -129,12 +173,17 @@ class _PageReader:
 
     def own(self, documents: Sequence[Document]) -> Result:
         """What a tool of one's own returned, as sources."""
-        found = [_source_of(document) for document in documents if document.page_content.strip()][:IDS_OF_A_CALL]
+        found = [_source_of(document) for document in documents if document.page_content.strip()][
+            :IDS_OF_A_CALL
+        ]
         named = [self._named(number, source) for number, source in enumerate(found)]
         share = self.context.max_source_chars // max(len(named), 1)
         left = len(documents) - len(named)
         shown = [display(source, self.about, share) for source in named] or ["Nothing was found."]
-        return "\n\n".join([*shown, *([f"{left} more are not shown."] if left and named else [])]), named
+        return (
+            "\n\n".join([*shown, *([f"{left} more are not shown."] if left and named else [])]),
+            named,
+        )
 
     def _wiki(self) -> Any:
         return open_wiki(self.context.wiki or "", self.context.user_agent, self.context.cache)
@@ -144,7 +193,9 @@ class _PageReader:
             mode: Any = self.context.index_mode
             hits = index.search(query, IDS_OF_A_CALL, mode)
         sources = [
-            self._named(n, new_source(h.file, h.text, file=h.file, revision=h.revision, offset=h.start))
+            self._named(
+                n, new_source(h.file, h.text, file=h.file, revision=h.revision, offset=h.start)
+            )
             for n, h in enumerate(hits)
         ]
         shown = display_hits(sources, hits, f"{query} {self.about}", self.context.max_source_chars)
@@ -160,16 +211,29 @@ class _PageReader:
 
 def _line(found: SearchHit) -> str:
     snippet = one_line(found.snippet or found.intro, MAX_SNIPPET)
-    return f"{one_line(found.title, MAX_SNIPPET)}: {snippet}" if snippet else one_line(found.title, MAX_SNIPPET)
+    return (
+        f"{one_line(found.title, MAX_SNIPPET)}: {snippet}"
+        if snippet
+        else one_line(found.title, MAX_SNIPPET)
+    )
 
 
 def _source_of(document: Document) -> Source:
     """Metadata keys that LangChain's loaders and splitters use."""
-    known: dict[str, Any] = {name: value for name, value in document.metadata.items() if value not in (None, "")}
-    places = [str(known[name]) for name in ("url", "source", "link", "file_path", "path") if name in known]
-    url = next((place for place in places if scheme(place) and place.startswith(("http://", "https://"))), "")
+    known: dict[str, Any] = {
+        name: value for name, value in document.metadata.items() if value not in (None, "")
+    }
+    places = [
+        str(known[name]) for name in ("url", "source", "link", "file_path", "path") if name in known
+    ]
+    url = next(
+        (place for place in places if scheme(place) and place.startswith(("http://", "https://"))),
+        "",
+    )
     file = next((one_line(place, MAX_SNIPPET) for place in places if scheme(place) == ""), "")
-    page = known.get("page_label", known["page"] + 1 if isinstance(known.get("page"), int) else known.get("page"))
+    page = known.get(
+        "page_label", known["page"] + 1 if isinstance(known.get("page"), int) else known.get("page")
+    )
     title = str(known.get("title") or file or url or document.id or "document")
     title = title if page is None else f"{title}, page {page}"
     start = known.get("start_index")

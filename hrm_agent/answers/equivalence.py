@@ -1,8 +1,8 @@
 r"""Which answers are the same answer, and which of them most runs gave.
 
-What is compared is the content of the last `\boxed{}` of `<answer>`, or the whole own text where there is none. Case
-and space do not count, and a number is its value: `42`, `42.0` and `+42.00` are one answer, as are `1,200 L` and
-`1200 l`, and `0.5` and `1/2`.
+What is compared is the content of the last `\boxed{}` of `<answer>`, or the whole own text where
+there is none. Case and space do not count, and a number is its value: `42`, `42.0` and `+42.00` are
+one answer, as are `1,200 L` and `1200 l`, and `0.5` and `1/2`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ _NUMBER = re.compile(
 def normalize_answer(text: str) -> str:
     """What an answer is counted as; empty for one that says nothing."""
     said = final_answer(text)
-    plain = " ".join((own_text(text) if said is None else said).casefold().replace("$", " ").split()).rstrip(".")
-    return _NUMBER.sub(lambda found: _by_value(found[0]), plain) if len(plain) <= MAX_CHARACTERS else plain
+    plain = " ".join(
+        (own_text(text) if said is None else said).casefold().replace("$", " ").split()
+    ).rstrip(".")
+    return (
+        _NUMBER.sub(lambda found: _by_value(found[0]), plain)
+        if len(plain) <= MAX_CHARACTERS
+        else plain
+    )
 
 
 def _by_value(number: str) -> str:
@@ -44,6 +50,8 @@ def _by_value(number: str) -> str:
 
 
 def most_frequent(votes: Sequence[str]) -> int:
-    """Index of the first run that gave what most of them gave; an empty answer has no vote where another has one."""
+    """Index of the first run that gave what most of them gave; an empty answer has no vote where
+    another has one.
+    """
     counts = Counter(filter(None, votes)) or Counter(votes)
     return votes.index(max(counts, key=lambda said: (counts[said], -votes.index(said))))

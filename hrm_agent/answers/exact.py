@@ -1,15 +1,19 @@
 r"""When two answers are equal.
 
-Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
-100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and
+Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field,
+accepts 100005 for
+100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a
+        mixed number) and
 `1.5`. Not equal are 0.333 and 1/3.
 
-Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading currency sign are
-units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%` for `50`) and must agree where both
-do. So `%` never divides by 100. Words that scale (`\text{ million}`) are no units: such a text is not read as a number.
+Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading
+currency sign are units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%`
+for `50`) and must agree where both do. So `%` never divides by 100. Words that scale
+(`\text{ million}`) are no units: such a text is not read as a number.
 
-What is no number is compared as text without surrounding white space. So is anything beyond the bounds below: a policy
-may send a million digits or `1e999999999`, and neither may cost the trainer more than looking at it.
+What is no number is compared as text without surrounding white space. So is anything beyond the
+bounds below: a policy may send a million digits or `1e999999999`, and neither may cost the trainer
+more than looking at it.
 """
 
 from __future__ import annotations
@@ -27,10 +31,15 @@ MAX_EXPONENT = 256
 
 _SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
 _INTEGER = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)"
-_DECIMAL = re.compile(rf"(?P<whole>{_INTEGER})?(?:\.(?P<fraction>[0-9]*))?(?:[eE](?P<exponent>[+-]?[0-9]{{1,9}}))?")
-_LATEX_FRACTION = re.compile(r"(?P<whole>[0-9]*)\\[dt]?frac(?P<top>\{[^{}]*\}|[0-9])(?P<bottom>\{[^{}]*\}|[0-9])")
+_DECIMAL = re.compile(
+    rf"(?P<whole>{_INTEGER})?(?:\.(?P<fraction>[0-9]*))?(?:[eE](?P<exponent>[+-]?[0-9]{{1,9}}))?"
+)
+_LATEX_FRACTION = re.compile(
+    r"(?P<whole>[0-9]*)\\[dt]?frac(?P<top>\{[^{}]*\}|[0-9])(?P<bottom>\{[^{}]*\}|[0-9])"
+)
 _UNIT = re.compile(
-    r"(?P<value>.*?)\s*(?P<unit>\\?%|°|\^\{?\\circ\}?|\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?)\.?", re.DOTALL
+    r"(?P<value>.*?)\s*(?P<unit>\\?%|°|\^\{?\\circ\}?|\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?)\.?",
+    re.DOTALL,
 )
 _CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^$]*)", re.DOTALL)
 
@@ -45,13 +54,17 @@ def exact_equal(a: str, b: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The number that `text` writes, its unit left out; None if it writes none or exceeds the bounds."""
+    """The number that `text` writes, its unit left out; None if it writes none or exceeds the
+    bounds.
+    """
     quantity = _quantity(text)
     return quantity.value if quantity else None
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """The number that `text` writes and its unit, empty where it names none; None as for `number`."""
+    """The number that `text` writes and its unit, empty where it names none;
+    None as for `number`.
+    """
     found = _quantity(text)
     return (found.value, found.unit) if found else None
 
@@ -74,7 +87,9 @@ def _quantity(text: str) -> _Quantity | None:
 
 
 def _plain(text: str) -> str:
-    r"""`text` without maths delimiters and LaTeX's spacing, with one kind of minus and of thousands separator."""
+    r"""`text` without maths delimiters and LaTeX's spacing, with one kind of minus and of thousands
+    separator.
+    """
     text = text.strip()
     if len(text) > 2 and text[0] == text[-1] == "$":
         text = text[1:-1]

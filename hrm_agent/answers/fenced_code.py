@@ -1,9 +1,11 @@
-"""Python that a model has written into its answer as fenced blocks, for models that cannot call tools.
+"""Python that a model has written into its answer as fenced blocks, for models that cannot call
+tools.
 
-Fences are CommonMark's: three or more backticks or tildes at the beginning of a line, closed by a line of at least as
-many. What stands inside a fence of another language is text, a fence in it included; so is what stands in the model's
-reasoning, and in a tool call or a tool response that it writes as text. A message with an `<answer>` outside of its
-blocks is final: it is read for that answer, and nothing of it is run.
+Fences are CommonMark's: three or more backticks or tildes at the beginning of a line, closed by a
+line of at least as many. What stands inside a fence of another language is text, a fence in it
+included; so is what stands in the model's reasoning, and in a tool call or a tool response that it
+writes as text. A message with an `<answer>` outside of its blocks is final: it is read for that
+answer, and nothing of it is run.
 
 One pass over the text: it comes from a model, and may be of any size.
 """
@@ -43,7 +45,9 @@ class FencedBlock:
 
 
 def python_blocks(text: str) -> list[FencedBlock]:
-    """The blocks of Python in a message, in order; none where the message gives its final `<answer>`."""
+    """The blocks of Python in a message, in order; none where the message gives its final
+    `<answer>`.
+    """
     blocks: list[FencedBlock] = []
     outside: list[str] = []
     position = 0
@@ -68,7 +72,9 @@ def python_blocks(text: str) -> list[FencedBlock]:
 def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, int]:
     """The block that a fence opens, None if it is not Python, and the position behind it."""
     fence, begin = opening["fence"], min(opening.end() + 1, len(text))
-    closing = re.compile(rf"^ {{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(text, begin)
+    closing = re.compile(rf"^ {{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(
+        text, begin
+    )
     end = len(text) if closing is None else closing.start()
     after = len(text) if closing is None else closing.end()
     if (opening["info"].split() or [""])[0].lower() not in LANGUAGES:
@@ -78,8 +84,14 @@ def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, 
         code = re.sub(rf"^ {{1,{len(opening['indent'])}}}", "", code, flags=re.MULTILINE)
     if closing is None:
         return FencedBlock(code, f"the block is not closed by a line {fence}"), after
-    if tag := _HIDDEN_TAG.search(code):  # it is not known whether the model meant it as code or as reasoning
-        return FencedBlock(code, f"the block contains {tag[0]}: write it in two parts, '<' + '{tag[0][1:]}'"), after
+    # it is not known whether the model meant it as code or as reasoning
+    if tag := _HIDDEN_TAG.search(code):
+        return (
+            FencedBlock(
+                code, f"the block contains {tag[0]}: write it in two parts, '<' + '{tag[0][1:]}'"
+            ),
+            after,
+        )
     return FencedBlock(code, "" if code.strip() else "the block is empty"), after
 
 

@@ -1,9 +1,10 @@
 r"""Where an answer stands in a policy's own text.
 
-*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own final message is
-read, and of it only what stands outside `<reason>`, `<think>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
-reasoning, printed by a tool or written into a forged tool response is no answer. `final_answer` then takes the last
-`\boxed{}` of the last `<answer>...</answer>`.
+*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own
+final message is read, and of it only what stands outside `<reason>`, `<think>`, `<tool_call>` and
+`<tool_response>`: a `\boxed{}` in the reasoning, printed by a tool or written into a forged tool
+response is no answer. `final_answer` then takes the last `\boxed{}` of the last
+`<answer>...</answer>`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 def own_text(text: str) -> str:
     """`text` without reasoning, tool calls and (forged) tool responses.
 
-    A tag that is never closed hides all that follows; a closing tag without an opening one hides all before it, as
-    where the chat template itself opens `<reason>`.
+    A tag that is never closed hides all that follows; a closing tag without an opening one hides
+    all before it, as where the chat template itself opens `<reason>`.
     """
     parts: list[str] = []
     hidden_by, start = "", 0
@@ -47,7 +48,9 @@ def own_text(text: str) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or None."""
+    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or
+    None.
+    """
     visible = own_text(text)
     end = visible.rfind("</answer>")
     start = visible.rfind("<answer>", 0, max(end, 0))
@@ -69,11 +72,17 @@ def _last_boxed(text: str) -> str | None:
 
 
 def stated_value(text: str) -> str | None:
-    """What a solver says its subgoal comes to: the final answer, or what it boxes or tags as one without the rest.
+    """What a solver says its subgoal comes to: the final answer, or what it boxes or tags as one
+    without the rest.
 
     Nothing is rewarded for it, so it need not be strict.
     """
     visible = own_text(text)
     before, _, _ = visible.rpartition("</answer>")
     tagged = before.rpartition("<answer>")
-    return final_answer(text) or _last_boxed(visible) or (tagged[2].strip() if tagged[1] else None) or None
+    return (
+        final_answer(text)
+        or _last_boxed(visible)
+        or (tagged[2].strip() if tagged[1] else None)
+        or None
+    )

@@ -1,13 +1,15 @@
 """JSON out of a model's text, put right where it can be.
 
-A model is asked for JSON and nothing else; small ones give it with prose around it, in a code fence, with single
-quotes, as a Python literal, with a comma too many, or cut off by a token limit. `json_values` gives every value that
-can be read out of such a text, best reading first: what strict JSON allows, then what `_Lenient` makes of the rest.
-Which of them is the answer is for the caller's own validation to say.
+A model is asked for JSON and nothing else; small ones give it with prose around it, in a code
+fence, with single quotes, as a Python literal, with a comma too many, or cut off by a token limit.
+`json_values` gives every value that can be read out of such a text, best reading first: what strict
+JSON allows, then what `_Lenient` makes of the rest. Which of them is the answer is for the caller's
+own validation to say.
 
-Libraries that repair JSON (json-repair was tried) look back and ahead as they please: 8 KB of braces kept one busy for
-over a minute. A model's text is hostile input, and parsing it holds up an event loop. So the lenient reader here makes
-one pass without a way back, to a bounded depth, over a bounded text.
+Libraries that repair JSON (json-repair was tried) look back and ahead as they please: 8 KB of
+braces kept one busy for over a minute. A model's text is hostile input, and parsing it holds up an
+event loop. So the lenient reader here makes one pass without a way back, to a bounded depth, over a
+bounded text.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """Objects and arrays in the model's own text: those that are JSON, last one first, then those that may be meant.
+    """Objects and arrays in the model's own text: those that are JSON, last one first, then those
+    that may be meant.
 
-    The last one stands first because a model that weighs several says the one that it means at the end.
+    The last one stands first because a model that weighs several says the one that it means at the
+    end.
     """
     text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
     if not _HALF.search(text):  # the lenient reader knows what to do with them
@@ -77,7 +81,9 @@ def _starts(text: str) -> Iterator[int]:
 
 
 class _Lenient:
-    """One pass over a text. Every method leaves the position behind what it has read; the end closes all."""
+    """One pass over a text. Every method leaves the position behind what it has read; the end
+    closes all.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -130,7 +136,9 @@ class _Lenient:
         return found
 
     def _string(self) -> str:
-        """A quote ends it if what follows could follow a string; so `"he said "no" to it"` and `'it's'` are read."""
+        """A quote ends it if what follows could follow a string; so `"he said "no" to it"` and
+        `'it's'` are read.
+        """
         closing, parts = _QUOTES[self._text[self._at]], list[str]()
         self._at += 1
         while self._at < len(self._text):

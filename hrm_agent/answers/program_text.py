@@ -1,16 +1,18 @@
 """The program that a model's answer gives, out of fences as models write them.
 
-It is the last block of Python. A block is Python's by the first word behind its fence, in any case: `python`,
-`python3`, `py`, `{.python}`; where no block has such a word, blocks without a word (or with `code`) are taken. Fences
-are those of CommonMark (three or more backticks or tildes, closed by a line of at least as many), in a list or a quote
-as well, at any indentation, directly behind `<answer>`, and with a word of Python behind other text. A closing fence
-stands at most three columns deeper than the opening one. Backticks outside of strings end a block as well, since they
-are no Python; a fence within a docstring ends none. Not taken are transcripts (`>>> f(2)`); and blocks that end within
-a bracket or a string, or that do nothing (a constant, a name, a comment), while an earlier one is whole. A last block
-without an end is taken if it is whole. A text without any fence outside of its strings is the program itself.
+It is the last block of Python. A block is Python's by the first word behind its fence, in any case:
+`python`, `python3`, `py`, `{.python}`; where no block has such a word, blocks without a word (or
+with `code`) are taken. Fences are those of CommonMark (three or more backticks or tildes, closed by
+a line of at least as many), in a list or a quote as well, at any indentation, directly behind
+`<answer>`, and with a word of Python behind other text. A closing fence stands at most three
+columns deeper than the opening one. Backticks outside of strings end a block as well, since they
+are no Python; a fence within a docstring ends none. Not taken are transcripts (`>>> f(2)`); and
+blocks that end within a bracket or a string, or that do nothing (a constant, a name, a comment),
+while an earlier one is whole. A last block without an end is taken if it is whole. A text without
+any fence outside of its strings is the program itself.
 
-One pass over the end of the text, one over its blocks, and few over blocks that end within a string: the text comes
-from a model, and may be of any size.
+One pass over the end of the text, one over its blocks, and few over blocks that end within a
+string: the text comes from a model, and may be of any size.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ MAX_DEEPER = 3
 """Columns by which a closing fence may stand deeper than its opening one, as in CommonMark."""
 
 _FENCE = re.compile(
-    r"^(?:(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>[ \t]*)?)|[^\n`]*+(?<!\w)(?=`))"
+    r"^(?:(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>["
+    r" \t]*)?)|[^\n`]*+(?<!\w)(?=`))"
     r"(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$",
     re.MULTILINE,
 )
 _CLOSES = re.compile(r"\s*(?:</answer>\s*)?\Z")
-_PYTHON = re.compile(r"[{.\s]*(?:(?:python|py|pypy|ipython)[\d.]*(?![-+#\w])|[\w./-]+\.py(?!\w))", re.IGNORECASE)
+_PYTHON = re.compile(
+    r"[{.\s]*(?:(?:python|py|pypy|ipython)[\d.]*(?![-+#\w])|[\w./-]+\.py(?!\w))", re.IGNORECASE
+)
 _MARK = re.compile(r"""#[^\n]*|\'\'\'|\"\"\"|['"()\[\]{}]|`{3,}""")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _STRING_ENDS = {
@@ -79,7 +84,11 @@ def code_in(text: str) -> str | None:
     visible = own_text(text[-MAX_CHARACTERS:])
     if ("```" not in visible and "~~~" not in visible) or _is_program(visible):
         return visible.strip() or None
-    blocks = [block for block in _blocks(visible) if block.code.strip() and not block.code.lstrip().startswith(">>>")]
+    blocks = [
+        block
+        for block in _blocks(visible)
+        if block.code.strip() and not block.code.lstrip().startswith(">>>")
+    ]
     return _best([block for block in blocks if block.named] or blocks)
 
 
@@ -90,7 +99,9 @@ def _is_program(text: str) -> bool:
 
 
 def _best(blocks: list[_Block]) -> str | None:
-    """The last whole block that does something, else the last whole one, else the last closed one."""
+    """The last whole block that does something, else the last whole one,
+    else the last closed one.
+    """
     whole = [block for block in blocks if block.scan.whole]
     acting = [block for block in whole if block.scan.acts]
     closed = [block for block in blocks if block.closed]
@@ -123,7 +134,9 @@ def _later(text: str, opening: re.Match[str], position: int) -> tuple[_Block, in
     return None
 
 
-def _closings(text: str, opening: re.Match[str], position: int, deeper: int) -> Iterator[re.Match[str]]:
+def _closings(
+    text: str, opening: re.Match[str], position: int, deeper: int
+) -> Iterator[re.Match[str]]:
     for mark in _FENCE.finditer(text, position):
         if (
             mark["before"] is not None
@@ -158,8 +171,8 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> _Blo
 def _scan(code: str, fence: str) -> _Scan:
     """Code up to backticks that `fence` is the start of.
 
-    Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other takes the square of
-    its length.
+    Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other
+    takes the square of its length.
     """
     open_, bare, position, sound = list[str](), list[str](), 0, True
     while (mark := _MARK.search(code, position)) is not None:

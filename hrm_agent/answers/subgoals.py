@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 __all__ = ["Subgoal", "dependents"]
 
@@ -21,7 +22,9 @@ class Subgoal(TypedDict):
 
 
 def dependents(plan: Iterable[Subgoal], name: str) -> list[str]:
-    """`name` and all subgoals that need its value, directly or through others; `plan` is in order."""
+    """`name` and all subgoals that need its value, directly or through others;
+    `plan` is in order.
+    """
     found = [name]
     for subgoal in plan:
         if subgoal["name"] not in found and any(need in found for need in subgoal["needs"]):

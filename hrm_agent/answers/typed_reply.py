@@ -1,4 +1,6 @@
-"""A model's reply read as JSON of a given form, and text of its made harmless for a line of a prompt."""
+"""A model's reply read as JSON of a given form, and text of its made harmless for a line of a
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ Form = TypeVar("Form", bound=BaseModel)
 
 
 class UnparsableAnswer(ValueError):
-    """An answer is not what was asked for; the text says in which way, to the model that gave it."""
+    """An answer is not what was asked for; the text says in which way,
+    to the model that gave it.
+    """
 
 
 def read_as(form: type[Form], text: str) -> Form:
-    """The first reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer`, saying what the likeliest
-    lacks.
+    """The first reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer`, saying what
+    the likeliest lacks.
     """
     complaint = ""
     for value in _readings(text):

@@ -1,6 +1,7 @@
 """Between synchronous and asynchronous code.
 
-Run a coroutine and wait, call in a thread, keep an event loop in one, block for a moment in a loop that is watched.
+Run a coroutine and wait, call in a thread, keep an event loop in one, block for a moment in a loop
+that is watched.
 """
 
 from __future__ import annotations
@@ -42,18 +43,20 @@ def may_block() -> Generator[None]:
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work` to its end, with the caller's context variables.
 
-    In a thread of its own, since the caller's may have a running event loop. That thread has ended when this returns,
-    also where the waiting was interrupted.
+    In a thread of its own, since the caller's may have a running event loop. That thread has ended
+    when this returns, also where the waiting was interrupted.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="run-sync") as thread:
         return thread.submit(copy_context().run, asyncio.run, work).result()
 
 
-def call_in_thread(function: Callable[[], _Result], context: Context | None = None) -> Future[_Result]:
+def call_in_thread(
+    function: Callable[[], _Result], context: Context | None = None
+) -> Future[_Result]:
     """Call `function` in a daemon thread, which nobody has to wait for.
 
-    `context`: its context variables; None copies the caller's. A future that is cancelled before the thread runs keeps
-    the function from being called, and cannot be cancelled after that.
+    `context`: its context variables; None copies the caller's. A future that is cancelled before
+    the thread runs keeps the function from being called, and cannot be cancelled after that.
     """
     future: Future[_Result] = Future()
     inside = copy_context() if context is None else context
@@ -71,13 +74,17 @@ def call_in_thread(function: Callable[[], _Result], context: Context | None = No
 
 
 class ReusedThreads:
-    """Daemon threads that are used again: one that hangs is lost, and a further one is made where none is idle."""
+    """Daemon threads that are used again: one that hangs is lost, and a further one is made where
+    none is idle.
+    """
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]] = []
 
     def call(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Call `function` in one of them, with the caller's context variables. Its future cannot be cancelled."""
+        """Call `function` in one of them, with the caller's context variables. Its future cannot be
+        cancelled.
+        """
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()
         try:
@@ -88,7 +95,9 @@ class ReusedThreads:
         asked.put((function, copy_context(), future))
         return future
 
-    def _serve(self, asked: queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]) -> None:
+    def _serve(
+        self, asked: queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]
+    ) -> None:
         while True:
             function, context, future = asked.get()
             result, error = None, None
@@ -101,11 +110,13 @@ class ReusedThreads:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del function, context, future, result, error  # what they hold is not kept while nothing is asked
+            # what they hold is not kept while nothing is asked
+            del function, context, future, result, error
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread: for what belongs to one loop and is asked for from many threads and loops.
+    """An event loop in a daemon thread: for what belongs to one loop and is asked for from many
+    threads and loops.
 
     A child of a fork has no such thread: it has to make a loop of its own.
     """
@@ -117,7 +128,9 @@ class BackgroundLoop:
         self._thread.start()
 
     def _run(self) -> None:
-        """SystemExit in one task ends an event loop, and with it everybody's tasks: this one goes on."""
+        """SystemExit in one task ends an event loop, and with it everybody's tasks: this one goes
+        on.
+        """
         while not self._over:
             with self._guard:
                 self.loop.run_forever()
@@ -135,7 +148,9 @@ class BackgroundLoop:
             future.cancel()
 
     async def run_async(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `work` there without blocking the caller's loop; who is cancelled here is cancelled there."""
+        """Run `work` there without blocking the caller's loop; who is cancelled here is cancelled
+        there.
+        """
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:

@@ -19,10 +19,13 @@ _Value = TypeVar("_Value")
 class BoundedMap(MutableMapping[_Key, _Value]):
     """Keeps `most` entries, and as many as weigh `most_weight` together. Not thread-safe.
 
-    An entry is as old as its key: a new value leaves it where it stands, and one that is taken out and put back is new.
+    An entry is as old as its key: a new value leaves it where it stands, and one that is taken out
+    and put back is new.
     """
 
-    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda _: 0, most_weight: float = math.inf) -> None:
+    def __init__(
+        self, most: int, weigh: Callable[[_Value], int] = lambda _: 0, most_weight: float = math.inf
+    ) -> None:
         """What a value weighs must not change while it is here."""
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
         self._most, self._weigh, self._most_weight = most, weigh, most_weight
@@ -30,7 +33,9 @@ class BoundedMap(MutableMapping[_Key, _Value]):
 
     def put(self, key: _Key, value: _Value) -> list[_Value]:
         """Set an entry; returns what is forgotten for it."""
-        self._weight += self._weigh(value) - (self._weigh(self._entries[key]) if key in self._entries else 0)
+        self._weight += self._weigh(value) - (
+            self._weigh(self._entries[key]) if key in self._entries else 0
+        )
         self._entries[key] = value
         forgotten: list[_Value] = []
         while len(self._entries) > self._most or self._weight > self._most_weight:
@@ -58,7 +63,9 @@ class BoundedMap(MutableMapping[_Key, _Value]):
 
 
 def remember(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Set an entry of a dict that several threads change, and forget the oldest beyond some thousand."""
+    """Set an entry of a dict that several threads change, and forget the oldest beyond some
+    thousand.
+    """
     kept[key] = value
     while len(kept) > _REMEMBERED:
         with suppress(RuntimeError):  # another thread has changed it in between

@@ -1,7 +1,7 @@
 """Files: whole at any moment, written by one process at a time, and JSON that every reader accepts.
 
-A file is written beside its place, then renamed over what was there: whoever is killed half-way, or runs out of disk,
-leaves the old one as it was.
+A file is written beside its place, then renamed over what was there: whoever is killed half-way, or
+runs out of disk, leaves the old one as it was.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A path to write to, renamed to `path` at the end and removed on failure. Makes the folder where it is missing."""
+    """A path to write to, renamed to `path` at the end and removed on failure. Makes the folder
+    where it is missing.
+    """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
         with part.open("rb") as written:
-            os.fsync(written.fileno())  # before its name is: a power cut would leave an empty file of this name
+            # before its name is: a power cut would leave an empty file of this name
+            os.fsync(written.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -48,7 +51,9 @@ def read_whole(path: Path) -> str | None:
 
 
 def json_line(value: Any) -> str:
-    """One line of strict JSON. JSON has no nan: a mean over nothing is null. What it has no form for becomes text."""
+    """One line of strict JSON. JSON has no nan: a mean over nothing is null. What it has no form
+    for becomes text.
+    """
     return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
 
 
@@ -57,7 +62,9 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         items = cast("dict[Any, Any]", value).items()
-        return {key if isinstance(key, (str, int)) else str(key): _finite(item) for key, item in items}
+        return {
+            key if isinstance(key, (str, int)) else str(key): _finite(item) for key, item in items
+        }
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in cast("list[Any]", value)]
     return value
@@ -65,7 +72,8 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends.
+    """Two processes in one run folder would run the same threads. The lock goes with its process,
+    however that ends.
 
     Within a block that holds the folder already, it is held on.
     """
@@ -78,7 +86,9 @@ def alone_in(folder: Path) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"Another process is at work in {folder}.", "Wait for it, or name another folder.") from None
+            raise RunError(
+                f"Another process is at work in {folder}.", "Wait for it, or name another folder."
+            ) from None
         _held.set(held | {place})
         try:
             yield
@@ -88,7 +98,9 @@ def alone_in(folder: Path) -> Generator[None]:
 
 @contextmanager
 def locked_folder(folder: Path, how: int = 0) -> Generator[None]:
-    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another is."""
+    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another
+    is.
+    """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | how)

@@ -1,12 +1,14 @@
-"""Keeps loops alive that serve many callers: one shape for all threads and tasks that nobody may end for the others.
+"""Keeps loops alive that serve many callers: one shape for all threads and tasks that nobody may
+end for the others.
 
     guard = LoopGuard("store-commits", wake)
     while not closed:
         with guard:
             turn()
 
-Whatever a turn raises ends that turn: it is logged, counted by the loop's name (`surprises`), and the next turn begins.
-What the turn was for is told inside of it, by whoever knows the call. `responds` asks the loop itself whether it turns.
+Whatever a turn raises ends that turn: it is logged, counted by the loop's name (`surprises`), and
+the next turn begins. What the turn was for is told inside of it, by whoever knows the call.
+`responds` asks the loop itself whether it turns.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ def surprises() -> dict[str, int]:
 
 
 class LoopGuard:
-    """Guard of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
+    """Guard of one loop, entered once a turn. A task's cancellation passes, and what interrupts the
+    main thread.
+    """
 
-    def __init__(self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True) -> None:
-        """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that raised, longer
-        each time; not for turns of an event loop.
+    def __init__(
+        self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True
+    ) -> None:
+        """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that
+        raised, longer each time; not for turns of an event loop.
         """
         self._name, self._wake, self._rests = name, wake, rests
         self.surprises = 0
@@ -56,7 +62,10 @@ class LoopGuard:
             self._asked.pop().set()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if error is None:
             self._in_a_row = 0
@@ -67,7 +76,9 @@ class LoopGuard:
         return True
 
     def call(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> bool:
-        """Call `function`, and catch whatever it raises. False if it raised. Not for tasks nor the main thread."""
+        """Call `function`, and catch whatever it raises. False if it raised. Not for tasks nor the
+        main thread.
+        """
         try:
             function(*args, **options)
         except BaseException as error:  # whatever a callback raises: nobody means this thread by it
@@ -80,7 +91,9 @@ class LoopGuard:
         with _counting:
             self.surprises += 1
             _counts[self._name] += 1
-        _LOG.error("The loop %s goes on after an error that nobody expected.", self._name, exc_info=error)
+        _LOG.error(
+            "The loop %s goes on after an error that nobody expected.", self._name, exc_info=error
+        )
         if self._rests and self._in_a_row:
             time.sleep(min(_LONGEST_REST, _FIRST_REST * 2 ** min(self._in_a_row, 20)))
         self._in_a_row += 1

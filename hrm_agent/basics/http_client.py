@@ -1,4 +1,6 @@
-"""What our HTTP clients share: how long they wait before they ask again, and a limit on what they read."""
+"""What our HTTP clients share: how long they wait before they ask again, and a limit on what they
+read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _MOST_DOUBLINGS = 60
 
 
 def retry_after(value: str | None, longest: float) -> float | None:
-    """Seconds that a `Retry-After` header asks for, by number or date, at most `longest`; None if it says nothing."""
+    """Seconds that a `Retry-After` header asks for, by number or date, at most `longest`; None if
+    it says nothing.
+    """
     if value is None:
         return None
     try:
@@ -32,14 +36,17 @@ def _seconds_until(date: str) -> float:
 
 
 def backoff(attempt: int, first: float, longest: float) -> float:
-    """Seconds to wait after failure number `attempt`, counted from 0: doubling from `first` to `longest`, with jitter.
+    """Seconds to wait after failure number `attempt`, counted from 0: doubling from `first` to
+    `longest`, with jitter.
 
     Those who were sent away together do not come back together.
     """
     return random.uniform(0.5, 1.0) * min(longest, first * 2.0 ** min(attempt, _MOST_DOUBLINGS))
 
 
-async def bounded_body(parts: AsyncIterable[bytes], most: int, too_large: Exception) -> AsyncIterator[bytes]:
+async def bounded_body(
+    parts: AsyncIterable[bytes], most: int, too_large: Exception
+) -> AsyncIterator[bytes]:
     """The parts of a body; raises `too_large` once they are more than `most` bytes together."""
     size = 0
     async for part in parts:

@@ -1,11 +1,13 @@
-"""What our HTTP servers share: an aiohttp application with middlewares for authentication and errors, and limits.
+"""What our HTTP servers share: an aiohttp application with middlewares for authentication and
+errors, and limits.
 
-Who holds the token may ask; how long a refusal takes tells nothing of it. What a browser could be made to send is
-refused: an Origin, a foreign Host, any content type but JSON; a server with pages of its own says what its pages send
-(`hrm_agent.viewer.security`). A request is bounded in bytes and seconds. Who has not
-shown the token is a stranger: a stranger's connection is closed once it was answered, or has asked nothing for a while,
-and the oldest is closed where there are too many, so that strangers who hold theirs do not keep out those with the
-token. A server adds its routes and the form of its errors.
+Who holds the token may ask; how long a refusal takes tells nothing of it. What a browser could be
+made to send is refused: an Origin, a foreign Host, any content type but JSON; a server with pages
+of its own says what its pages send (`hrm_agent.viewer.security`). A request is bounded in bytes and
+seconds. Who has not shown the token is a stranger: a stranger's connection is closed once it was
+answered, or has asked nothing for a while, and the oldest is closed where there are too many, so
+that strangers who hold theirs do not keep out those with the token. A server adds its routes and
+the form of its errors.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import asyncio
 import hmac
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -67,8 +76,9 @@ class BadRequestError(Exception):
 
 
 class _Strangers:
-    """Connections without the token, the oldest first. One that went by itself stays among them until it is ended: its
-    timer keeps it in memory, and so there are never more timers than `MAX_STRANGERS`.
+    """Connections without the token, the oldest first. One that went by itself stays among them
+    until it is ended: its timer keeps it in memory, and so there are never more timers than
+    `MAX_STRANGERS`.
     """
 
     def __init__(self) -> None:
@@ -98,7 +108,9 @@ _STRANGERS = web.AppKey("strangers", _Strangers)
 
 
 def one_token(token: str) -> Callable[[bytes], object | None]:
-    """A `holder_of` for `application` that accepts one token. Raises HrmError if the token is empty."""
+    """A `holder_of` for `application` that accepts one token. Raises HrmError if the token is
+    empty.
+    """
     if not token:
         raise HrmError("A server without a token would answer anybody.", "Give it a token.")
     return lambda given: hmac.compare_digest(given, token.encode()) or None
@@ -113,10 +125,11 @@ def application(
     reject: Callable[[web.Request], None] | None = None,
     without_token: Collection[str] = (HEALTH,),
 ) -> web.Application:
-    """Without routes. `holder_of`: who has a token, None if nobody; then stands in `request[HOLDER]`. `hosts`: what a
-    request's Host header may say; anything if empty. `refuse`: the answer to a request whose handling raised.
-    `reject`: raises for what another site's page could have sent, of a server that has pages itself; without it all
-    that a browser sends is refused. `without_token`: names of the routes that anybody may ask.
+    """Without routes. `holder_of`: who has a token, None if nobody; then stands in
+    `request[HOLDER]`. `hosts`: what a request's Host header may say; anything if empty. `refuse`:
+    the answer to a request whose handling raised. `reject`: raises for what another site's page
+    could have sent, of a server that has pages itself; without it all that a browser sends is
+    refused. `without_token`: names of the routes that anybody may ask.
     """
     gate = _RequestGate(holder_of, hosts)
     reject = reject or gate.reject_browsers
@@ -126,7 +139,9 @@ def application(
         try:
             response = await handler(request)
         except Exception as error:  # whatever it is, the client is to have an answer
-            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+            if isinstance(error, ConnectionError) and (
+                request.transport is None or request.transport.is_closing()
+            ):
                 raise  # there is no client any more
             response = refuse(error, request)
         if request.protocol in request.app[_STRANGERS]:
@@ -147,10 +162,14 @@ def application(
 
 
 def serve_routes(app: web.Application, routes: Sequence[web.RouteDef]) -> None:
-    """Answer `routes`, and 404 for all else. No `Expect` header is answered: aiohttp would, before any middleware."""
+    """Answer `routes`, and 404 for all else. No `Expect` header is answered: aiohttp would, before
+    any middleware.
+    """
     every = (*routes, web.route("*", "/{path:(?s:.*)}", _not_there))
     quiet = {"expect_handler": _say_nothing}
-    app.add_routes([web.RouteDef(each.method, each.path, each.handler, each.kwargs | quiet) for each in every])
+    app.add_routes(
+        [web.RouteDef(each.method, each.path, each.handler, each.kwargs | quiet) for each in every]
+    )
 
 
 async def _say_nothing(request: web.Request) -> web.StreamResponse | None:
@@ -173,18 +192,28 @@ class _RequestGate:
         if "Origin" in request.headers:
             raise BadRequestError(403, "Requests with an Origin header are refused.")
         if self._hosts and _host(request.headers.get("Host", "")) not in self._hosts:
-            raise BadRequestError(403, "The Host header names another server.", "Send one of the names it serves.")
+            raise BadRequestError(
+                403, "The Host header names another server.", "Send one of the names it serves."
+            )
 
     def require_token(self, request: web.Request) -> None:
         """Raise for a request without a token; notes whose it is."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        holder = self._holder_of(given.encode("utf-8", "surrogateescape")) if scheme == "Bearer" else None
+        holder = (
+            self._holder_of(given.encode("utf-8", "surrogateescape"))
+            if scheme == "Bearer"
+            else None
+        )
         if holder is None:
-            raise BadRequestError(401, "The token is missing or wrong.", "Send `Authorization: Bearer TOKEN`.")
+            raise BadRequestError(
+                401, "The token is missing or wrong.", "Send `Authorization: Bearer TOKEN`."
+            )
         request[HOLDER] = holder
 
 
-async def body_of(request: web.Request, read: Callable[[bytes], Awaitable[Any]] | None = None) -> Any:
+async def body_of(
+    request: web.Request, read: Callable[[bytes], Awaitable[Any]] | None = None
+) -> Any:
     """The JSON that a request carries; `read` parses it, where that is not to be done at once."""
     if request.content_type != "application/json":
         raise BadRequestError(415, "The content type has to be application/json.")
@@ -195,9 +224,13 @@ async def body_of(request: web.Request, read: Callable[[bytes], Awaitable[Any]] 
             body = await request.read()
         return from_json(body) if read is None else await read(body)
     except TimeoutError:
-        raise BadRequestError(408, f"The request did not come within {SECONDS_TO_ASK:.0f} s.") from None
+        raise BadRequestError(
+            408, f"The request did not come within {SECONDS_TO_ASK:.0f} s."
+        ) from None
     except web.HTTPRequestEntityTooLarge:
-        raise BadRequestError(413, f"A request has at most {request.client_max_size} bytes.") from None
+        raise BadRequestError(
+            413, f"A request has at most {request.client_max_size} bytes."
+        ) from None
     except web.RequestPayloadError:
         raise BadRequestError(400, "The body's chunks are malformed.") from None
     except HrmError as error:
@@ -205,7 +238,9 @@ async def body_of(request: web.Request, read: Callable[[bytes], Awaitable[Any]] 
 
 
 def json_answer(record: Any, status: int = 200) -> web.Response:
-    return web.Response(body=to_json(record).encode(), status=status, content_type="application/json")
+    return web.Response(
+        body=to_json(record).encode(), status=status, content_type="application/json"
+    )
 
 
 @asynccontextmanager
@@ -221,7 +256,8 @@ async def listening(
         access_log=None,
         shutdown_timeout=1.0,
         keepalive_timeout=SECONDS_BETWEEN,
-        auto_decompress=False,  # it would unpack a stranger's body as well, a thousand times its size
+        # it would unpack a stranger's body as well, a thousand times its size
+        auto_decompress=False,
         logger=_Quiet(_LOG),
     )
     await runner.setup()
@@ -245,18 +281,26 @@ async def listening(
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of bytes that are no request: a line for those who look for it, and no traceback."""
+    """What aiohttp says of bytes that are no request: a line for those who look for it, and no
+    traceback.
+    """
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         error = kwargs.pop("exc_info", None)
-        return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
+        return (
+            f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg
+        ), kwargs
 
     def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
         self.debug(msg, *args, **kwargs)
 
 
 def _forget_handlers() -> None:
-    """A cache in aiohttp keeps the last thousand handlers of the process, and so all that they serve, however large."""
+    """A cache in aiohttp keeps the last thousand handlers of the process, and so all that they
+    serve, however large.
+    """
     cached = getattr(web_app, "_cached_build_middleware", None)
     if cached is not None:
         cached.cache_clear()

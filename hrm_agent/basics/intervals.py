@@ -1,9 +1,10 @@
 """Means with confidence intervals: numbers in, numbers out.
 
-What is measured several times on one thing (a problem, a question) is not independent, so the *thing* is the unit that
-is resampled, everywhere. Intervals are percentiles of the mean over units drawn with replacement (Efron 1979), from a
-seed; where all units agree that has no width, and Wilson's interval (1927) stands in its place. Two systems that were
-measured on the same units are compared by the differences, unit by unit: how hard a unit is cancels out.
+What is measured several times on one thing (a problem, a question) is not independent, so the
+*thing* is the unit that is resampled, everywhere. Intervals are percentiles of the mean over units
+drawn with replacement (Efron 1979), from a seed; where all units agree that has no width, and
+Wilson's interval (1927) stands in its place. Two systems that were measured on the same units are
+compared by the differences, unit by unit: how hard a unit is cancels out.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class Estimate:
 def bootstrapped(
     columns_MU: Sequence[Sequence[float]], *, seed: int, resamples: int, shares: bool = True
 ) -> list[Estimate]:
-    """The mean of each of M measures over U units, with its interval; nan, and (0, 1), without a unit.
+    """The mean of each of M measures over U units, with its interval; nan, and (0, 1), without a
+    unit.
 
-    All measures see the same draws. The order of the units matters to the draws: sort them. `shares`: the measures
-    lie in [0, 1], so that there is an interval for units that agree.
+    All measures see the same draws. The order of the units matters to the draws: sort them.
+    `shares`: the measures lie in [0, 1], so that there is an interval for units that agree.
     """
     values_MU = np.asarray(columns_MU, dtype=float)
     units = values_MU.shape[1] if values_MU.ndim == 2 else 0
@@ -49,11 +51,16 @@ def bootstrapped(
     rng, at_once = np.random.default_rng(seed), max(1, _MOST_DRAWS // units)
     means_MR = np.empty((len(values_MU), resamples))
     for first in range(0, resamples, at_once):
-        times_RU = rng.multinomial(units, np.full(units, 1 / units), size=min(at_once, resamples - first))
+        times_RU = rng.multinomial(
+            units, np.full(units, 1 / units), size=min(at_once, resamples - first)
+        )
         means_MR[:, first : first + len(times_RU)] = values_MU @ times_RU.T / units
     means_MR.sort(axis=1)
     low, high = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
-    return [_estimate(row, means[low], means[high], shares) for row, means in zip(values_MU, means_MR, strict=True)]
+    return [
+        _estimate(row, means[low], means[high], shares)
+        for row, means in zip(values_MU, means_MR, strict=True)
+    ]
 
 
 def _estimate(values_U: Any, low: float, high: float, share: bool) -> Estimate:

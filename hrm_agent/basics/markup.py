@@ -1,7 +1,9 @@
-"""HTML that is right by construction: whatever is no `Html` yet is escaped when it is put into an element.
+"""HTML that is right by construction: whatever is no `Html` yet is escaped when it is put into an
+element.
 
-Models and pages write what stands in records. None of it becomes a tag; terminal colours are taken out; characters that
-a browser would obey or hide (NUL, those that turn the direction of writing, zero width) stand there by their numbers.
+Models and pages write what stands in records. None of it becomes a tag; terminal colours are taken
+out; characters that a browser would obey or hide (NUL, those that turn the direction of writing,
+zero width) stand there by their numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-__all__ = ["PAGE_STYLE", "Html", "cut", "document", "element", "fragment", "join", "pairs", "scrolled", "table"]
+__all__ = [
+    "PAGE_STYLE",
+    "Html",
+    "cut",
+    "document",
+    "element",
+    "fragment",
+    "join",
+    "pairs",
+    "scrolled",
+    "table",
+]
 
 
 class Html(str):
@@ -24,7 +37,9 @@ class Html(str):
         return self
 
 
-_COLOURS = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-Z\\\\-_]")
+_COLOURS = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-Z\\\\-_]"
+)
 """Commands to a terminal: colours, titles, links, moves."""
 _HIDDEN = re.compile(
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
@@ -40,7 +55,10 @@ def _escaped(text: str) -> Html:
     parts: list[str] = []
     at = 0
     for found in _HIDDEN.finditer(text):
-        parts += [html.escape(text[at : found.start()]), f'<span class="char">{_number(found)}</span>']
+        parts += [
+            html.escape(text[at : found.start()]),
+            f'<span class="char">{_number(found)}</span>',
+        ]
         at = found.end()
     return Html("".join([*parts, html.escape(text[at:])]))
 
@@ -56,7 +74,8 @@ def _attribute(value: object) -> str:
 
 
 def element(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element: `class_` stands for `class`, `aria_label` for `aria-label`; True is an attribute without a value.
+    """An element: `class_` stands for `class`, `aria_label` for `aria-label`; True is an attribute
+    without a value.
 
     None is left out, inside and of the attributes.
     """
@@ -71,7 +90,13 @@ def element(name: str, /, *inside: object, **attributes: object) -> Html:
 
 def join(*parts: object) -> Html:
     """Parts one after the other; text among them is escaped."""
-    return Html("".join(part if isinstance(part, Html) else _escaped(str(part)) for part in parts if part is not None))
+    return Html(
+        "".join(
+            part if isinstance(part, Html) else _escaped(str(part))
+            for part in parts
+            if part is not None
+        )
+    )
 
 
 def cut(text: str) -> Html:
@@ -79,33 +104,48 @@ def cut(text: str) -> Html:
     if len(text) <= _SHOWN:
         return join(text)
     head, tail = _SHOWN * 3 // 4, _SHOWN // 4
-    left_out = element("em", f"{len(text) - head - tail:,} characters are left out here", class_="quiet")
+    left_out = element(
+        "em", f"{len(text) - head - tail:,} characters are left out here", class_="quiet"
+    )
     return join(text[:head], "\n", left_out, "\n", text[-tail:])
 
 
 def pairs(facts: Iterable[tuple[str, object]]) -> Html:
     """Names and values; what has no value is left out."""
     shown = [
-        element("div", element("dt", name), element("dd", value)) for name, value in facts if value not in (None, "")
+        element("div", element("dt", name), element("dd", value))
+        for name, value in facts
+        if value not in (None, "")
     ]
     return element("dl", *shown)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None) -> Html:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None
+) -> Html:
     """A table with a head; None is an empty cell. A column of numbers stands to the right."""
     cells = list(rows)
     numeric = [
-        _is_number(next((row[i] for row in cells if row[i] not in (None, "")), None)) for i in range(len(columns))
+        _is_number(next((row[i] for row in cells if row[i] not in (None, "")), None))
+        for i in range(len(columns))
     ]
     looks = ["number" if number else None for number in numeric]
-    heads = (element("th", name, scope="col", class_=look) for name, look in zip(columns, looks, strict=True))
-    body = [element("tr", *(_cell(*cell) for cell in zip(row, columns, looks, strict=True))) for row in cells]
+    heads = (
+        element("th", name, scope="col", class_=look)
+        for name, look in zip(columns, looks, strict=True)
+    )
+    body = [
+        element("tr", *(_cell(*cell) for cell in zip(row, columns, looks, strict=True)))
+        for row in cells
+    ]
     title = element("caption", caption) if caption else None
     return element("table", title, element("thead", element("tr", *heads)), element("tbody", *body))
 
 
 def scrolled(label: str, *inside: object) -> Html:
-    """What may be wider than the screen: it moves by itself, by keys too, and a table in it stays one."""
+    """What may be wider than the screen: it moves by itself, by keys too, and a table in it stays
+    one.
+    """
     return element("div", *inside, class_="wide", role="region", aria_label=label, tabindex=0)
 
 
@@ -115,7 +155,13 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _told(value: float) -> str:
     """A mean over nothing is none."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if math.isfinite(value) else "none"
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.3f}"
+        if math.isfinite(value)
+        else "none"
+    )
 
 
 def _cell(value: object, column: str, look: str | None) -> Html:
@@ -125,7 +171,9 @@ def _cell(value: object, column: str, look: str | None) -> Html:
 
 
 def fragment(*inside: object) -> Html:
-    """For a notebook: with styles of its own, which touch nothing else and take the notebook's colours."""
+    """For a notebook: with styles of its own, which touch nothing else and take the notebook's
+    colours.
+    """
     return element("div", element("style", Html(_FRAGMENT_STYLE)), *inside, class_="hrm-agent")
 
 
@@ -199,7 +247,10 @@ def document(title: str, *inside: object, style: str = "") -> Html:
 
     `style`: what the page needs beside `PAGE_STYLE`.
     """
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action"
+        " 'none'"
+    )
     head = [
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -209,4 +260,7 @@ def document(title: str, *inside: object, style: str = "") -> Html:
         element("style", Html(PAGE_STYLE + style)),
     ]
     body = element("main", *inside)
-    return Html(f"<!doctype html>\n{element('html', element('head', *head), element('body', body), lang='en')}\n")
+    return Html(
+        "<!doctype"
+        f" html>\n{element('html', element('head', *head), element('body', body), lang='en')}\n"
+    )

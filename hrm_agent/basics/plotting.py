@@ -1,4 +1,6 @@
-"""Pictures with matplotlib, which comes with the extras: without a display, without pyplot's global state."""
+"""Pictures with matplotlib, which comes with the extras: without a display, without pyplot's global
+state.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("matplotlib is not installed.", "Run `pip install matplotlib`.") from error
+        raise ConfigError(
+            "matplotlib is not installed.", "Run `pip install matplotlib`."
+        ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -28,10 +32,15 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
 
 
 def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
-    """Write a figure, the same bytes for the same figure; `kind` None takes the format that `path` ends in."""
+    """Write a figure, the same bytes for the same figure; `kind` None takes the format that `path`
+    ends in.
+    """
     from matplotlib import rc_context
 
     is_svg = (kind or path.suffix.lower().removeprefix(".")) == "svg"
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "hrm-agent"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a text in a script that its font lacks
-        figure.savefig(path, dpi=_DOTS_PER_INCH, format=kind, metadata={"Date": None} if is_svg else None)
+        # a text in a script that its font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(
+            path, dpi=_DOTS_PER_INCH, format=kind, metadata={"Date": None} if is_svg else None
+        )

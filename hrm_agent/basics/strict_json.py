@@ -14,7 +14,9 @@ _LARGE = 64 * 1024
 
 
 def to_json(record: Any) -> str:
-    """ASCII: also for text with lone surrogates, which UTF-8 has no form for. Raises HrmError for nan and infinity."""
+    """ASCII: also for text with lone surrogates, which UTF-8 has no form for. Raises HrmError for
+    nan and infinity.
+    """
     try:
         return _ENCODER.encode(record)
     except (ValueError, TypeError) as error:
@@ -25,7 +27,9 @@ def from_json(data: bytes | str) -> Any:
     """Raises HrmError for invalid JSON; nan and infinity are invalid."""
     collects = len(data) > _LARGE and gc.isenabled()
     if collects:
-        gc.disable()  # nothing of it is garbage, and to look for some costs up to ten times as long as to parse it
+        # nothing of it is garbage, and to look for some costs up to ten times as long as to parse
+        # it
+        gc.disable()
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as error:

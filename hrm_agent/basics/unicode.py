@@ -1,7 +1,8 @@
 """Characters that not everyone can take.
 
-Lone surrogates are halves of characters that Python's strings and JSON can hold, and no file, tokenizer or URL. Control
-characters are commands to a terminal: a text of a model or of a page could clear the screen, or write to the clipboard.
+Lone surrogates are halves of characters that Python's strings and JSON can hold, and no file,
+tokenizer or URL. Control characters are commands to a terminal: a text of a model or of a page
+could clear the screen, or write to the clipboard.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ __all__ = ["find_surrogate", "for_terminal", "replace_surrogates", "text_of", "w
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMAND = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All control characters but tab and line feed, those that turn the direction of writing, and surrogates."""
+"""All control characters but tab and line feed, those that turn the direction of writing, and
+surrogates.
+"""
 
 
 def find_surrogate(text: str) -> int | None:

@@ -1,10 +1,11 @@
 """`hrm-agent`: finds the command, runs it, and turns errors into what a person can read.
 
-Nothing that a command needs is imported before the command is known, so that `hrm-agent --help` answers at once; each
-command is a module of this package with a function `run(arguments) -> exit code`.
+Nothing that a command needs is imported before the command is known, so that `hrm-agent --help`
+answers at once; each command is a module of this package with a function
+`run(arguments) -> exit code`.
 
-Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 something that the user
-can mend; 130 interrupted.
+Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2
+something that the user can mend; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ __all__ = ["COMMANDS", "COMMAND_GROUPS", "command_list", "fitted", "main", "modu
 COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "runs": {
         "run": "run one task through a graph, node by node",
-        "record": "run any program, and record the graphs that it invokes: `record -- python theirs.py`",
+        "record": (
+            "run any program, and record the graphs that it invokes: `record -- python theirs.py`"
+        ),
         "chat": "talk with a graph, turn by turn; go back to any moment",
-        "resume": "continue an interrupted run, an earlier checkpoint, or a question with its answer",
+        "resume": (
+            "continue an interrupted run, an earlier checkpoint, or a question with its answer"
+        ),
         "fork": "branch off from a checkpoint of a thread, once or as a group",
         "replay": "replay stored runs from their recorded answers, with the graphs as they are now",
         "diff": "compare two threads, or two checkpoints",
@@ -46,7 +51,9 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
-        "rescore": "score stored runs by a rubric, beside the scores that they have; compare two rubrics",
+        "rescore": (
+            "score stored runs by a rubric, beside the scores that they have; compare two rubrics"
+        ),
         "plot": "curves of training runs as a picture, runs of one configuration as one line",
     },
     "records": {
@@ -95,8 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except KeyboardInterrupt as interrupt:
-        how = f"What was recorded is kept. Resume it: `{interrupt.args[0]}`." if interrupt.args else ""
-        return _fail("Interrupted.", how or "What was recorded is kept.", 130, as_json="--json" in words)
+        how = (
+            f"What was recorded is kept. Resume it: `{interrupt.args[0]}`."
+            if interrupt.args
+            else ""
+        )
+        return _fail(
+            "Interrupted.", how or "What was recorded is kept.", 130, as_json="--json" in words
+        )
     except BrokenPipeError:  # the reader of our output has gone, as in `hrm-agent history | head`
         sys.stderr.close()
         return 0
@@ -106,7 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_modules_here() -> None:
-    """As `python -m` does: graphs, embeddings, and types of a user's own lie where the command is typed."""
+    """As `python -m` does: graphs, embeddings, and types of a user's own lie where the command is
+    typed.
+    """
     with suppress(OSError):  # a folder that is gone
         if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -129,9 +144,13 @@ def _dispatch(words: list[str]) -> int:
 
 
 def module_of(command: str) -> str:
-    """The module that holds a command; hyphens are underscores, and a keyword of Python has one after it."""
+    """The module that holds a command; hyphens are underscores, and a keyword of Python has one
+    after it.
+    """
     group = next(name for name, commands in COMMAND_GROUPS.items() if command in commands)
-    return f"hrm_agent.cli.{group}." + (f"{command}_" if iskeyword(command) else command.replace("-", "_"))
+    return f"hrm_agent.cli.{group}." + (
+        f"{command}_" if iskeyword(command) else command.replace("-", "_")
+    )
 
 
 def _versions() -> str:
@@ -147,24 +166,29 @@ def _versions() -> str:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    groups = (f"{name.capitalize()}:\n{command_list(commands, width)}\n\n" for name, commands in COMMAND_GROUPS.items())
+    groups = (
+        f"{name.capitalize()}:\n{command_list(commands, width)}\n\n"
+        for name, commands in COMMAND_GROUPS.items()
+    )
     return fitted(
-        "usage: hrm-agent COMMAND [OPTIONS]\n\n"
-        "Reasoning agents that learn: what a graph run leaves on record is what a trainer learns from.\n\n"
-        f"{''.join(groups)}"
-        "`hrm-agent COMMAND --help` lists the options of a command. Every command takes --json (results as JSON on "
-        "stdout) and --debug (tracebacks)."
+        "usage: hrm-agent COMMAND [OPTIONS]\n\nReasoning agents that learn: what a graph run"
+        f" leaves on record is what a trainer learns from.\n\n{''.join(groups)}`hrm-agent COMMAND"
+        " --help` lists the options of a command. Every command takes --json (results as JSON on"
+        " stdout) and --debug (tracebacks)."
     )
 
 
 def command_list(commands: Mapping[str, str], width: int = 0) -> str:
-    """Commands or actions, one a line, each with what it does. `width`: characters of the first column, at least."""
+    """Commands or actions, one a line, each with what it does. `width`: characters of the first
+    column, at least.
+    """
     width = max(width, *map(len, commands))
     return "\n".join(f"  {command:{width}}  {text}" for command, text in commands.items())
 
 
 def fitted(text: str, columns: int = 0) -> str:
-    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the text of a list.
+    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the
+    text of a list.
 
     A command, alone on its line or in backquotes, is never broken, so that it can be copied.
     """
@@ -173,7 +197,9 @@ def fitted(text: str, columns: int = 0) -> str:
 
 
 def fitted_for(stream: TextIO, text: str) -> str:
-    """Lines that fit the terminal behind a stream; a pipe gets them as they are, unless COLUMNS says a width."""
+    """Lines that fit the terminal behind a stream; a pipe gets them as they are, unless COLUMNS
+    says a width.
+    """
     return fitted(text) if stream.isatty() or os.environ.get("COLUMNS") else text
 
 
@@ -183,11 +209,21 @@ def _broken(line: str, columns: int) -> list[str]:
     head = re.match(r" *(?:\S+ {2,})?", line)
     indent = " " * (head.end() if head else 0)
     whole = re.sub(r"`hrm-agent [^`]*`", lambda command: command[0].replace(" ", "\0"), line)
-    lines = wrap(whole, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(
+        whole, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return [each.replace("\0", " ") for each in lines]
 
 
-_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "pyarrow", "safetensors", "torch", "transformers"}
+_FOR_TRAINING = {
+    "accelerate",
+    "jaxtyping",
+    "llguidance",
+    "pyarrow",
+    "safetensors",
+    "torch",
+    "transformers",
+}
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
@@ -201,18 +237,34 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
     if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
-        return f"This needs {error.name}, which is not installed.", f"Run `{to_install('train')}`.", 2
+        return (
+            f"This needs {error.name}, which is not installed.",
+            f"Run `{to_install('train')}`.",
+            2,
+        )
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename} cannot be used: {error.strerror}.", "Check the path, and who may write there.", 2
-    return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
+        return (
+            f"{error.filename} cannot be used: {error.strerror}.",
+            "Check the path, and who may write there.",
+            2,
+        )
+    return (
+        f"Unexpected {type(error).__name__}: {error}",
+        "Run the command again with --debug to see where.",
+        1,
+    )
 
 
 def _of_several(error: Exception) -> Exception:
-    """Of errors of tasks side by side one that we have words for, if there is one, else the first."""
+    """Of errors of tasks side by side one that we have words for, if there is one,
+    else the first.
+    """
     if not isinstance(error, ExceptionGroup):
         return error
     several = [_of_several(each) for each in error.exceptions]
-    return next((each for each in several if isinstance(each, HrmError) or _is_full(each)), several[0])
+    return next(
+        (each for each in several if isinstance(each, HrmError) or _is_full(each)), several[0]
+    )
 
 
 def _is_full(error: Exception) -> bool:

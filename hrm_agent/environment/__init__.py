@@ -1,6 +1,15 @@
-"""Where model-written code runs: isolated, limited, and with an outcome that the code cannot choose."""
+"""Where model-written code runs: isolated, limited, and with an outcome that the code cannot
+choose.
+"""
 
-from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.base import (
+    Cell,
+    Environment,
+    ExecutionResult,
+    Limits,
+    SessionState,
+    Submission,
+)
 from hrm_agent.environment.current import active_environment, ready_environment, using_environment
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local.environment import LocalEnvironment

@@ -1,7 +1,8 @@
 """The Environment interface: `Submission` in, `ExecutionResult` out.
 
-One interface for every way of running code: on this machine (`LocalEnvironment`), on a server (`RemoteEnvironment`), on
-the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against each.
+One interface for every way of running code: on this machine (`LocalEnvironment`), on a server
+(`RemoteEnvironment`), on the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs
+against each.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Limits:
     cpu_seconds: float = 5.0
     """CPU time of the whole tree of processes."""
     memory_bytes: int = 512 * 1024 * 1024
-    """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first call."""
+    """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first
+    call.
+    """
     output_bytes: int = 16 * 1024
     """Of stdout and of stderr each; what is above is cut from the middle, and its size told."""
 
@@ -39,7 +42,9 @@ class Cell:
     code: str
     """Its Python source."""
     digest: str = ""
-    """`ExecutionResult.digest` of what it came to; empty if that is not known, or does not matter."""
+    """`ExecutionResult.digest` of what it came to; empty if that is not known,
+    or does not matter.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,9 @@ class Submission:
     session: str | None = None
     """Names calls that share their variables; None runs in a fresh process."""
     history: tuple[Cell, ...] | None = None
-    """The session's earlier calls, in order: where its process does not stand exactly there, they are run again in a
-    new one. None: those that the environment remembers."""
+    """The session's earlier calls, in order: where its process does not stand exactly there, they
+    are run again in a new one. None: those that the environment remembers.
+    """
     limits: Limits = field(default_factory=Limits)
     """What the code may use."""
     id: str | None = None
@@ -62,11 +68,13 @@ class Submission:
     priority: int = 0
     """Higher goes first, among the calls of one client; from -100 to 100."""
     deadline_seconds: float | None = None
-    """From now, 0 to 604,800 (a week); a call that has not begun by then ends with status `infrastructure`. None waits
-    as long as it takes."""
+    """From now, 0 to 604,800 (a week); a call that has not begun by then ends with status
+    `infrastructure`. None waits as long as it takes.
+    """
     client: str = ""
-    """Set by a server: whose call it is. Slots are shared out evenly among clients first, then among the runs of each.
-    It is not sent to a server."""
+    """Set by a server: whose call it is. Slots are shared out evenly among clients first, then
+    among the runs of each. It is not sent to a server.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,9 @@ class ExecutionResult:
     stdout: str = ""
     """What it wrote to standard output, cut in the middle where it is long."""
     stderr: str = ""
-    """What it wrote to standard error, cut in the middle where it is long; at its end, how the process ended."""
+    """What it wrote to standard error, cut in the middle where it is long; at its end, how the
+    process ended.
+    """
     value: str | None = None
     """repr of the last expression, else of the variable `RESULT`; None if there is neither."""
     value_json: str | None = None
@@ -98,8 +108,9 @@ class ExecutionResult:
     session: SessionState | None = None
     """None outside sessions."""
     changed_cells: tuple[int, ...] = ()
-    """Numbers, from 1, of the session's earlier cells that gave another result when they were run again for this
-    call; the first sixteen."""
+    """Numbers, from 1, of the session's earlier cells that gave another result when they were run
+    again for this call; the first sixteen.
+    """
     queued_seconds: float = 0.0
     """Time in seconds that the call waited before it began."""
     attempt: int = 1
@@ -124,32 +135,40 @@ class Environment(ABC):
 
     @abstractmethod
     async def run(self, submission: Submission) -> ExecutionResult:
-        """Run one call; never raises for what the snippet does. Cancelling kills it, and frees its slot at once.
+        """Run one call; never raises for what the snippet does. Cancelling kills it, and frees its
+        slot at once.
 
         Raises HrmError where the environment is closed or out of reach.
         """
 
-    async def execute(self, code: str, *, session: str | None = None, limits: Limits | None = None) -> ExecutionResult:
+    async def execute(
+        self, code: str, *, session: str | None = None, limits: Limits | None = None
+    ) -> ExecutionResult:
         """`run` for most uses."""
         return await self.run(Submission(code, session=session, limits=limits or Limits()))
 
     @abstractmethod
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        """Make `target` a copy of the session `source` as it is now, on behalf of `run` (as in `Submission`).
+        """Make `target` a copy of the session `source` as it is now, on behalf of `run` (as in
+        `Submission`).
 
         Raises HrmError if there is no such session, or one of the two belongs to another run.
         """
 
     @abstractmethod
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """Forget a session of `run`; an unknown one is no error. Raises HrmError if it belongs to another run."""
+        """Forget a session of `run`; an unknown one is no error. Raises HrmError if it belongs to
+        another run.
+        """
 
     @abstractmethod
     async def metrics(self) -> str:
         """Counts and times so far, in Prometheus' text format."""
 
     async def check_health(self, seconds: float = 5.0) -> str:
-        """Why it cannot run calls now; empty if it can. Asks what serves them, and waits `seconds` for each answer."""
+        """Why it cannot run calls now; empty if it can. Asks what serves them, and waits `seconds`
+        for each answer.
+        """
         try:
             await asyncio.wait_for(self.metrics(), seconds)
         except TimeoutError:

@@ -1,8 +1,10 @@
-"""The environment that tools run on: the one around the current task, else one for the whole process.
+"""The environment that tools run on: the one around the current task, else one for the whole
+process.
 
-The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when the first call asks
-for it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in the words of `--environment`;
-HRM_AGENT_ISOLATION is the least isolation that is accepted, which is never less than the default by itself.
+The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when
+the first call asks for it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in
+the words of `--environment`; HRM_AGENT_ISOLATION is the least isolation that is accepted, which is
+never less than the default by itself.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def _process_default() -> Environment:
         environment = _default.get(os.getpid())
         if environment is None:
             least = parse_isolation(os.environ.get(_LEAST) or DEFAULT_ISOLATION)
-            environment = _default[os.getpid()] = open_environment(os.environ.get(_WHERE) or None, isolation=least)
+            environment = _default[os.getpid()] = open_environment(
+                os.environ.get(_WHERE) or None, isolation=least
+            )
             if isinstance(environment, LocalEnvironment):  # the others end with their connections
                 atexit.register(environment.shutdown)
         return environment

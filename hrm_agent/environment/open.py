@@ -1,4 +1,6 @@
-"""Where model-written code runs, by one word of a configuration: here, on a server, on a Ray cluster."""
+"""Where model-written code runs, by one word of a configuration: here, on a server, on a Ray
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,24 @@ from hrm_agent.environment.base import Environment
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["SPARE_SECONDS", "LeastIsolation", "Where", "open_environment", "opened_environment", "parse_where"]
+__all__ = [
+    "SPARE_SECONDS",
+    "LeastIsolation",
+    "Where",
+    "open_environment",
+    "opened_environment",
+    "parse_where",
+]
 
 SPARE_SECONDS = 5.0
-"""For how long processes that a training needs in its next step are kept: a step's update takes less."""
+"""For how long processes that a training needs in its next step are kept: a step's update takes
+less.
+"""
 _SERVED = ("http://", "https://", "unix:")
-_FORMS = "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, ray or ray:ADDRESS."
+_FORMS = (
+    "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, ray"
+    " or ray:ADDRESS."
+)
 
 
 def parse_where(text: str) -> str:
@@ -46,21 +60,26 @@ def open_environment(
     token: str | None = None,
     spare_seconds: float | None = None,
 ) -> Environment:
-    """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the caller closes it.
+    """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the
+    caller closes it.
 
-    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: as for `LocalEnvironment`. Raises
-    ConfigError for an invalid address, and HrmError for one that is out of reach or isolates less.
+    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: as for
+    `LocalEnvironment`. Raises ConfigError for an invalid address, and HrmError for one that is out
+    of reach or isolates less.
     """
     environment = _open(where, isolation, token, spare_seconds)
     if not Isolation(environment.isolation).holds(isolation):
         raise HrmError(
-            f"{where} isolates model-written code by {environment.isolation}, less than {isolation}.",
+            f"{where} isolates model-written code by {environment.isolation}, less than"
+            f" {isolation}.",
             f"Name another environment, or accept less: --isolation {environment.isolation}.",
         )
     return environment
 
 
-def _open(where: str | None, isolation: Isolation, token: str | None, spare_seconds: float | None) -> Environment:
+def _open(
+    where: str | None, isolation: Isolation, token: str | None, spare_seconds: float | None
+) -> Environment:
     if where is None:
         from hrm_agent.environment.local.environment import LocalEnvironment
 
@@ -68,7 +87,9 @@ def _open(where: str | None, isolation: Isolation, token: str | None, spare_seco
     if parse_where(where).startswith("ray"):
         from hrm_agent.environment.on_ray.environment import RayEnvironment
 
-        return RayEnvironment(where.removeprefix("ray").removeprefix(":") or None, isolation=isolation)
+        return RayEnvironment(
+            where.removeprefix("ray").removeprefix(":") or None, isolation=isolation
+        )
     from hrm_agent.environment.remote.client import RemoteEnvironment
 
     return RemoteEnvironment(where, token=token, least=isolation)
@@ -78,11 +99,14 @@ def _open(where: str | None, isolation: Isolation, token: str | None, spare_seco
 async def opened_environment(
     where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
 ) -> AsyncGenerator[Environment]:
-    """`open_environment` for many runs, closed at the end; says on stderr if its level is lower than the default.
+    """`open_environment` for many runs, closed at the end; says on stderr if its level is lower
+    than the default.
 
     On this machine it keeps its processes from one step of a training to the next.
     """
-    environment = open_environment(where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS)
+    environment = open_environment(
+        where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS
+    )
     try:
         if not Isolation(environment.isolation).holds(DEFAULT_ISOLATION):
             sys.stderr.write(_warning(where, environment))
@@ -96,6 +120,6 @@ def _warning(where: str | None, environment: Environment) -> str:
     why = "".join(f" No {layer}: {reason}." for layer, reason in missing.items())
     level, place = environment.isolation, where or "this machine"
     return (
-        f"hrm-agent: Model-written code runs on {place} under isolation {level}, less than {DEFAULT_ISOLATION}.{why}"
-        " `hrm-agent doctor environment` there says what to do.\n"
+        f"hrm-agent: Model-written code runs on {place} under isolation {level}, less than"
+        f" {DEFAULT_ISOLATION}.{why} `hrm-agent doctor environment` there says what to do.\n"
     )

@@ -1,14 +1,16 @@
-"""Folders that training writes: which model an adapter is for, how that is loaded, and how a model is spoken to.
+"""Folders that training writes: which model an adapter is for, how that is loaded, and how a model
+is spoken to.
 
-A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and beside them the string
-of the model that the adapter was trained on, with the type and the quantization of its weights: an adapter that was
-trained beside weights in 4 bits makes up for their rounding, and is for those.
+A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and
+beside them the string of the model that the adapter was trained on, with the type and the
+quantization of its weights: an adapter that was trained beside weights in 4 bits makes up for their
+rounding, and is for those.
 
-A whole model keeps the options of its model string by which it was spoken to in training: later it is spoken to in the
-same way.
+A whole model keeps the options of its model string by which it was spoken to in training: later it
+is spoken to in the same way.
 
-Where a graph's roles have adapters of their own, each is such a folder by itself, inside the one of the adapter that
-all other roles share.
+Where a graph's roles have adapters of their own, each is such a folder by itself, inside the one of
+the adapter that all other roles share.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, codec_options, is_folder, parse_model
+from hrm_agent.models.model_string import (
+    CodecOptions,
+    LoadOptions,
+    ModelString,
+    codec_options,
+    is_folder,
+    parse_model,
+)
 
 __all__ = [
     "BASE_FILE",
@@ -42,11 +51,16 @@ _CONFIG = "adapter_config.json"
 
 def is_adapter_folder(path: str) -> bool:
     """Whether a folder has an adapter, and no model of its own."""
-    return is_folder(path) and Path(path, _CONFIG).is_file() and not Path(path, "config.json").is_file()
+    return (
+        is_folder(path)
+        and Path(path, _CONFIG).is_file()
+        and not Path(path, "config.json").is_file()
+    )
 
 
 def on_its_base(asked: ModelString) -> ModelString:
-    """The model of an adapter's folder, with the adapter on it; any other string names its own. Raises `ModelError`.
+    """The model of an adapter's folder, with the adapter on it; any other string names its own.
+    Raises `ModelError`.
 
     Options that the string gives come before those of the training.
     """
@@ -55,8 +69,15 @@ def on_its_base(asked: ModelString) -> ModelString:
     if not is_adapter_folder(asked.name):
         return replace(asked, codec=asked.codec.over(codec_on_record(asked.name)))
     base = parse_model(_base_of(asked.name))
-    if asked.options.adapter or base.options.adapter or (not base.scheme and is_adapter_folder(base.name)):
-        raise ModelError(f"{asked.text!r} is an adapter on top of another one.", "Merge one into its model by PEFT.")
+    if (
+        asked.options.adapter
+        or base.options.adapter
+        or (not base.scheme and is_adapter_folder(base.name))
+    ):
+        raise ModelError(
+            f"{asked.text!r} is an adapter on top of another one.",
+            "Merge one into its model by PEFT.",
+        )
     usual = LoadOptions()
     given: dict[str, Any] = {
         each.name: value
@@ -73,29 +94,38 @@ def rank_on_record(folder: str) -> int:
         return int(json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"The adapter {folder!r} has no rank in its {_CONFIG}.", "Only LoRA adapters of PEFT can be trained on."
+            f"The adapter {folder!r} has no rank in its {_CONFIG}.",
+            "Only LoRA adapters of PEFT can be trained on.",
         ) from error
 
 
 def roles_on_record(folder: str) -> tuple[str, ...]:
-    """Roles that have an adapter of their own in a subfolder, of their name; empty for an adapter of all roles."""
+    """Roles that have an adapter of their own in a subfolder, of their name; empty for an adapter
+    of all roles.
+    """
     try:
         text = Path(folder, BASE_FILE).read_text(encoding="utf-8")
         return tuple(str(role) for role in json.loads(text).get("roles", ()))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"The file {BASE_FILE} of the adapter {folder!r} cannot be read: {error}.") from error
+        raise ModelError(
+            f"The file {BASE_FILE} of the adapter {folder!r} cannot be read: {error}."
+        ) from error
 
 
 def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
-    """Say in an adapter's folder which model it is for, and which roles have one of their own in a subfolder."""
+    """Say in an adapter's folder which model it is for, and which roles have one of their own in a
+    subfolder.
+    """
     said = {"model": model, **({"roles": list(roles)} if roles else {})}
     (folder / BASE_FILE).write_text(json.dumps(said) + "\n", encoding="utf-8")
 
 
 def write_codec(folder: Path, options: CodecOptions) -> None:
-    """Write the codec's options into a model's folder, without a template, which the folder's tokenizer has."""
+    """Keep in a model's folder how it was spoken to. A template is not: the folder's tokenizer has
+    it.
+    """
     if kept := replace(options, template=None).query():
         (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
     else:
@@ -103,14 +133,18 @@ def write_codec(folder: Path, options: CodecOptions) -> None:
 
 
 def codec_on_record(folder: str) -> CodecOptions:
-    """Options of the codec with which a folder's model was trained (empty for any other text). Raises `ModelError`."""
+    """How the model in a folder was spoken to in training (empty for any other text). Raises
+    `ModelError`.
+    """
     file = Path(folder, _CODEC_FILE)
     if not is_folder(folder) or not file.is_file():
         return CodecOptions()
     try:
         return codec_options(str(file), json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}.", "Remove it; options can be given after ?.") from error
+        raise ModelError(
+            f"{file} cannot be read: {error}.", "Remove it; options can be given after ?."
+        ) from error
 
 
 def _base_of(folder: str) -> str:
@@ -118,7 +152,9 @@ def _base_of(folder: str) -> str:
     try:
         if own.is_file():
             return str(json.loads(own.read_text(encoding="utf-8"))["model"])
-        named = json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        named = json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))[
+            "base_model_name_or_path"
+        ]
         return named if is_folder(named) else f"hf:{named}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(

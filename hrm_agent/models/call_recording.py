@@ -1,8 +1,10 @@
-"""One model call, from the messages to the record, independent of LangChain's interface and of the engine.
+"""One model call, from the messages to the record, independent of LangChain's interface and of the
+engine.
 
-`open_call` decides everything that can be decided before sampling: whether the answer is on record already, which
-earlier call this one extends token by token, and with which seed. `close_call` makes the `Call` out of what was
-sampled. Everything that could differ between invoke, stream and batch lies outside of these two functions.
+`open_call` decides everything that can be decided before sampling: whether the answer is on record
+already, which earlier call this one extends token by token, and with which seed. `close_call` makes
+the `Call` out of what was sampled. Everything that could differ between invoke, stream and batch
+lies outside of these two functions.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ __all__ = [
 ]
 
 CALL_ID, STARTED_AT, ENDED_AT, THREAD_ID = OWN_FACTS
-"""Keys in a message's `response_metadata`: the id of its call; the Unix times between which it was made (a node that
-reads them instead of a clock can be replayed); and the thread that it was made on, since a fork's state holds messages
-of the run that it left.
+"""Keys in a message's `response_metadata`: the id of its call; the Unix times between which it was
+made (a node that reads them instead of a clock can be replayed); and the thread that it was made
+on, since a fork's state holds messages of the run that it left.
 """
 
 
@@ -104,7 +106,9 @@ class PendingCall:
     tools: Sequence[dict[str, Any]]
     """The tools offered, in the provider's form: for the policy, OpenAI's."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Parameters that an engine is to sample with, the call's own seed included; of no meaning for other models."""
+    """Parameters that an engine is to sample with, the call's own seed included; of no meaning for
+    other models.
+    """
     started_at: float = field(default_factory=_now)
     """Unix time in seconds."""
     thread: str = field(default_factory=_named_thread)
@@ -132,8 +136,8 @@ def open_call(
 ) -> PendingCall | Call:
     """The recorded answer to this request, or a call that is to be sampled.
 
-    `special`: a model or a schema that the call names. It is left out of the hash if empty, so that the hashes of older
-    records stay valid.
+    `special`: a model or a schema that the call names. It is left out of the hash if empty, so that
+    the hashes of older records stay valid.
     """
     context = HashedContext.of(messages)
     rest = (sampling.model_dump(), *([special] if special else []))
@@ -146,24 +150,42 @@ def open_call(
     if sampling.seed is None:
         sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, offered_hash)})
     again = recording.asked_again(identity, claimed)
-    return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling, instead_of=again)
+    return PendingCall(
+        identity, claimed, request_hash, messages, context, tools, sampling, instead_of=again
+    )
 
 
-def find_prefix(recording: Recording, engine: Engine, pending: PendingCall, *, thinks: bool = True) -> Prefix:
-    """Extend the newest recorded call of the conversation token by token; where that is impossible, say why.
+def find_prefix(
+    recording: Recording, engine: Engine, pending: PendingCall, *, thinks: bool = True
+) -> Prefix:
+    """Extend the newest recorded call of the conversation token by token; where that is impossible,
+    say why.
 
-    `thinks`: False for an answer that a schema holds from its first token on, which has no place for thoughts.
+    `thinks`: False for an answer that a schema holds from its first token on, which has no place
+    for thoughts.
     """
     found = _prefix(recording, engine, pending)
     skipped = () if thinks else engine.codec.without_thoughts
     if not skipped:
         return found
-    return replace(found, inserted=[*found.inserted, *skipped], prompt_ids=(*found.prompt_ids, *skipped), thinks=False)
+    return replace(
+        found,
+        inserted=[*found.inserted, *skipped],
+        prompt_ids=(*found.prompt_ids, *skipped),
+        thinks=False,
+    )
 
 
 def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
     journal = recording.journal
-    answered = next((i for i in reversed(range(len(pending.messages))) if recorded_call_id(pending.messages[i])), None)
+    answered = next(
+        (
+            i
+            for i in reversed(range(len(pending.messages)))
+            if recorded_call_id(pending.messages[i])
+        ),
+        None,
+    )
     named = recorded_call_id(pending.messages[answered]) if answered is not None else None
     known = recording.opened(named) if named else None
     parent = known[0] if known else journal.find_call(named, request=False) if named else None
@@ -175,7 +197,9 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
     last = parent.token_ids[-1]
     ended_by = last if last in engine.codec.ends else None
     try:
-        inserted = engine.codec.extend(pending.messages, answered, ended_by=ended_by, tools=pending.tools)
+        inserted = engine.codec.extend(
+            pending.messages, answered, ended_by=ended_by, tools=pending.tools
+        )
         path = known[1] if known else journal.path_tokens(parent.id)
     except TemplateMismatch:
         return _root(engine.codec, pending, BranchReason.TEMPLATE, parent.id)
@@ -185,11 +209,17 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
 
 
 def _of_this_run(parent: Call, pending: PendingCall, recording: Recording) -> bool:
-    """False for a call of another thread, whose message was copied here: its tokens are not in this record."""
-    return parent.identity.thread_id == pending.identity.thread_id or parent.id in recording.inherited
+    """False for a call of another thread, whose message was copied here: its tokens are not in this
+    record.
+    """
+    return (
+        parent.identity.thread_id == pending.identity.thread_id or parent.id in recording.inherited
+    )
 
 
-def _mismatch(parent: Call, engine: Engine, pending: PendingCall, answered: int) -> BranchReason | None:
+def _mismatch(
+    parent: Call, engine: Engine, pending: PendingCall, answered: int
+) -> BranchReason | None:
     if parent.model != engine.name or not parent.token_ids:
         return BranchReason.MODEL
     if parent.tools_hash != content_hash(pending.tools):
@@ -199,12 +229,16 @@ def _mismatch(parent: Call, engine: Engine, pending: PendingCall, answered: int)
     return None
 
 
-def _root(codec: Codec, pending: PendingCall, reason: BranchReason, branch_of: str | None = None) -> Prefix:
+def _root(
+    codec: Codec, pending: PendingCall, reason: BranchReason, branch_of: str | None = None
+) -> Prefix:
     inserted = codec.encode(pending.messages, pending.tools)
     return Prefix(inserted, tuple(inserted), branch_reason=reason, branch_of=branch_of)
 
 
-def close_call(pending: PendingCall, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
+def close_call(
+    pending: PendingCall, prefix: Prefix, engine: Engine, completion: Completion
+) -> tuple[Call, AIMessage]:
     """The record of a sampled turn, and its message."""
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(pending, engine, prefix, completion)
@@ -229,8 +263,14 @@ def close_call(pending: PendingCall, prefix: Prefix, engine: Engine, completion:
 
 
 def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completion) -> LogprobKind:
-    """What the log-probs of this call are: where nothing but the temperature acted, those sampled from are tempered."""
-    if engines is LogprobKind.SAMPLED and not completion.constrained and sampling.why_untrainable is None:
+    """What the log-probs of this call are: where nothing but the temperature acted, those sampled
+    from are tempered.
+    """
+    if (
+        engines is LogprobKind.SAMPLED
+        and not completion.constrained
+        and sampling.why_untrainable is None
+    ):
         engines = LogprobKind.TEMPERED
     untempered = engines is LogprobKind.TEMPERED and sampling.temperature in (0, 1)
     return LogprobKind.RAW if untempered else engines
@@ -244,13 +284,23 @@ def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> 
     return sampling.why_untrainable
 
 
-def close_text_call(pending: PendingCall, model: str, message: AIMessage, sent: SentSampling) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered, and its message, of its own class.
+def close_text_call(
+    pending: PendingCall, model: str, message: AIMessage, sent: SentSampling
+) -> tuple[Call, AIMessage]:
+    """The record of a turn that a chat model without token ids answered, and its message, of its
+    own class.
 
     `sent`: the sampling parameters as its request named them.
     """
-    metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending), **_thread(pending)}
-    message = message.model_copy(update={"id": message.id or pending.call_id, "response_metadata": metadata})
+    metadata = {
+        **message.response_metadata,
+        CALL_ID: pending.call_id,
+        **_times(pending),
+        **_thread(pending),
+    }
+    message = message.model_copy(
+        update={"id": message.id or pending.call_id, "response_metadata": metadata}
+    )
     common = _common(pending, _whole(message))
     call = Call(
         **common,
@@ -272,8 +322,11 @@ def _whole(message: AIMessage) -> AIMessage:
     return whole if isinstance(whole, AIMessage) else message
 
 
-def close_failed_call(pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None) -> Call:
-    """The record of a call that raised, or whose stream was left. `shown`: what had been streamed before.
+def close_failed_call(
+    pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None
+) -> Call:
+    """The record of a call that raised, or whose stream was left. `shown`: what had been streamed
+    before.
 
     It has an id of its own and no seed, since its index is free again.
     """
@@ -301,7 +354,9 @@ def close_failed_call(pending: PendingCall, model: str, error: RaisedError, show
 
 
 def _who_answered(message: AIMessage) -> str | None:
-    """The model that a provider names in its answer, which need not be the name that was asked for."""
+    """The model that a provider names in its answer,
+    which need not be the name that was asked for.
+    """
     said = (message.response_metadata.get(key) for key in ("model_name", "model", "model_id"))
     return next((name for name in said if isinstance(name, str) and name), None)
 
@@ -333,7 +388,9 @@ def _thread(pending: PendingCall) -> dict[str, str]:
     return {THREAD_ID: pending.thread} if pending.thread and pending.identity.checkpoint_ns else {}
 
 
-def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
+def _message(
+    pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion
+) -> AIMessage:
     text = engine.codec.decode(completion.token_ids)
     parsed = (
         ParsedTurn(text.strip())
@@ -343,13 +400,20 @@ def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: C
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
     usage = UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
     if parsed.reasoning is not None:
-        usage["output_token_details"] = {"reasoning": engine.codec.thought_tokens(completion.token_ids)}
+        usage["output_token_details"] = {
+            "reasoning": engine.codec.thought_tokens(completion.token_ids)
+        }
     return AIMessage(
         content=parsed.content,
         additional_kwargs={} if parsed.reasoning is None else {REASONING: parsed.reasoning},
         id=pending.call_id,
         tool_calls=[
-            {"type": "tool_call", "id": f"{pending.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}
+            {
+                "type": "tool_call",
+                "id": f"{pending.call_id[:16]}-{i}",
+                "name": call["name"],
+                "args": call["args"],
+            }
             for i, call in enumerate(parsed.tool_calls)
         ],
         invalid_tool_calls=[
@@ -370,8 +434,14 @@ def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: C
 
 def as_chunk(message: AIMessage) -> AIMessageChunk:
     """A whole answer as the one chunk of a stream: LangChain makes the same message of it again."""
-    calls = [tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"]) for c in message.tool_calls]
-    broken = [tool_call_chunk(name=c["name"], args=c["args"], id=c["id"]) for c in message.invalid_tool_calls]
+    calls = [
+        tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"])
+        for c in message.tool_calls
+    ]
+    broken = [
+        tool_call_chunk(name=c["name"], args=c["args"], id=c["id"])
+        for c in message.invalid_tool_calls
+    ]
     kept = message.model_dump(exclude={"type", "tool_calls", "invalid_tool_calls"})
     for index, chunk in enumerate(chunks := [*calls, *broken]):
         chunk["index"] = index
@@ -380,7 +450,10 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
 
 def was_cut(message: AIMessage) -> bool:
     """True if a token limit ended the answer; providers name it differently."""
-    said = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason", "done_reason"))
+    said = (
+        message.response_metadata.get(key)
+        for key in ("finish_reason", "stop_reason", "done_reason")
+    )
     return any(str(reason).lower() in ("length", "max_tokens") for reason in said)
 
 
@@ -401,8 +474,8 @@ def offered(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def in_one_order(tools: Sequence[Any]) -> list[Any]:
-    """Tools sorted by what they are. Agents that take theirs from a set offer them in another order in each process:
-    a model may answer otherwise, and yet it was asked the same.
+    """Tools sorted by what they are. Agents that take theirs from a set offer them in another order
+    in each process: a model may answer otherwise, and yet it was asked the same.
     """
     if len(tools) < 2:
         return list(tools)
@@ -415,7 +488,9 @@ def _without_keys(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON; the type's name for what JSON cannot hold, without memory addresses, since it is hashed."""
+    """`value` as JSON; the type's name for what JSON cannot hold, without memory addresses, since
+    it is hashed.
+    """
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, Mapping):
@@ -424,5 +499,9 @@ def plain(value: Any) -> Any:
         items = cast("Sequence[Any]", value)
         return [plain(item) for item in items]
     if isinstance(value, BaseModel):
-        return plain(value.model_dump(mode="json", warnings=False, fallback=lambda other: type(other).__qualname__))
+        return plain(
+            value.model_dump(
+                mode="json", warnings=False, fallback=lambda other: type(other).__qualname__
+            )
+        )
     return type(value).__qualname__

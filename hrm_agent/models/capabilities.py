@@ -1,7 +1,8 @@
 """Capabilities of a model, in terms of graphs, records and trainers.
 
-Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever else
-asks need not know one engine from another. What is missing comes with what to do about it, best a command.
+Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever
+else asks need not know one engine from another. What is missing comes with what to do about it,
+best a command.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class Capabilities:
     memory_bytes: int | None = None
     """Size of the weights (None unless they are in this process)."""
     speech: Speech | None = None
-    """Result of the test of its chat template (None without a template in this process)."""
+    """Way of speaking to it, as a test of its chat template showed (None where there is no template
+    here).
+    """
     lacks: tuple[Lack, ...] = field(default=())
     """Capabilities that are missing and could be had."""

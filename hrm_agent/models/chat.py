@@ -1,14 +1,16 @@
 """A LangChain chat model that records what it samples.
 
-`PolicyModel` is what a graph calls. Behind it stands a token engine (exact ids and log-probs, trainable) or any other
-LangChain chat model (recorded as text, marked as not trainable). However it is called (invoke, ainvoke, stream,
-astream, batch, through `bind_tools` or `with_structured_output`), the call passes `open_call` and `close_call` once,
-and its record is committed before the caller sees the answer.
+`PolicyModel` is what a graph calls. Behind it stands a token engine (exact ids and log-probs,
+trainable) or any other LangChain chat model (recorded as text, marked as not trainable). However it
+is called (invoke, ainvoke, stream, astream, batch, through `bind_tools` or
+`with_structured_output`), the call passes `open_call` and `close_call` once, and its record is
+committed before the caller sees the answer.
 
-Streaming shows text while it is sampled, up to the first tool call; tool calls and all else come whole, in the last
-chunk. Where LangChain streams behind an `invoke`, the caller is given the recorded message, as without streaming. A
-node that streams itself joins the chunks, and thereby drops calls that could not be decoded, so those stand in
-`response_metadata` there; `invalid_tool_calls` reads both.
+Streaming shows text while it is sampled, up to the first tool call; tool calls and all else come
+whole, in the last chunk. Where LangChain streams behind an `invoke`, the caller is given the
+recorded message, as without streaming. A node that streams itself joins the chunks, and thereby
+drops calls that could not be decoded, so those stand in `response_metadata` there;
+`invalid_tool_calls` reads both.
 """
 
 from __future__ import annotations
@@ -69,8 +71,9 @@ class PolicyModel(BaseChatModel):
     model: str | None = None
     """Model string of another model than the current policy; loaded at the first call."""
     answer_schema: dict[str, Any] | None = None
-    """JSON schema for the text of an answer. The reader has to parse it all the same: not every engine can constrain
-    an answer, and a call that offers tools is not constrained."""
+    """JSON schema for the text of an answer. The reader has to parse it all the same: not every
+    engine can constrain an answer, and a call that offers tools is not constrained.
+    """
     temperature: float | None = None
     """None: the current policy's."""
     top_p: float | None = None
@@ -78,8 +81,10 @@ class PolicyModel(BaseChatModel):
     max_tokens: int | None = None
     """None: the current policy's, which is also the upper limit."""
     budget: int | None = None
-    """Tokens that the graph has left, which end an engine's answer as `max_tokens` does. A hosted model is sent them
-    where they are fewer than the default of `Sampling`: more would only cut it off while it thinks."""
+    """Tokens that the graph has left, which end an engine's answer as `max_tokens` does. A hosted
+    model is sent them where they are fewer than the default of `Sampling`: more would only cut it
+    off while it thinks.
+    """
     seed: int | None = None
     """None: the current policy's."""
     cache: Any = Field(default=False, exclude=True)
@@ -91,19 +96,23 @@ class PolicyModel(BaseChatModel):
 
     @property
     def _serialized(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What callbacks are told it is. LangChain's own, which prints the whole model, costs more than all else that a
-        call does before it is asked, and graphs make a model for each call.
+        """What callbacks are told it is. LangChain's own, which prints the whole model, costs more
+        than all else that a call does before it is asked, and graphs make a model for each call.
         """
         return _SERIALIZED
 
     def bind_tools(
         self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Offer `tools` with every call, in the conversation format of the policy's chat template."""
+        """Offer `tools` with every call, in the conversation format of the policy's chat
+        template.
+        """
         return self.bind(tools=list(map(_openai_form, tools)), **kwargs)
 
     def _generate_with_cache(self, *given: Any, **named: Any) -> ChatResult:
-        """A streamed answer is joined by LangChain, which loses what chunks cannot say: the recorded one counts."""
+        """A streamed answer is joined by LangChain, which loses what chunks cannot say: the
+        recorded one counts.
+        """
         with _opened() as jobs:
             return _as_recorded(super()._generate_with_cache(*given, **named), jobs)
 
@@ -181,25 +190,43 @@ class PolicyModel(BaseChatModel):
             yield text.last()
 
     def _open(
-        self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: Any,
+        options: dict[str, Any],
     ) -> _PolicyCall:
-        active = ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
+        active = (
+            ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
+        )
         limits = _Limits(options.get("max_tokens", self.max_tokens), self.budget)
         sampling = self._sampling(active.sampling, stop, options, limits)
         schema = None if options.get("tools") else self.answer_schema
-        special = {name: asked for name, asked in (("model", self.model), ("schema", schema)) if asked is not None}
+        special = {
+            name: asked
+            for name, asked in (("model", self.model), ("schema", schema))
+            if asked is not None
+        }
         held_to = schema if active.constrain else None
         is_other = active.own_sampling and self.model is not None
         sent = self._sampling(Sampling(), stop, options, limits) if is_other else sampling
         asked = _AskedSampling(sampling, sent, limits)
         return _PolicyCall(active.backend, messages, asked, run_manager, options, special, held_to)
 
-    def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits) -> Sampling:
-        """Parameters of the call, else of this model, else of the current policy; the lowest token limit holds."""
-        own = {name: options.get(name, getattr(self, name)) for name in ("temperature", "top_p", "seed")}
+    def _sampling(
+        self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits
+    ) -> Sampling:
+        """Parameters of the call, else of this model, else of the current policy; the lowest token
+        limit holds.
+        """
+        own = {
+            name: options.get(name, getattr(self, name))
+            for name in ("temperature", "top_p", "seed")
+        }
         own["max_tokens"] = limits.lowest
         given = {name: value for name, value in own.items() if value is not None}
-        if given.get("max_tokens", base.max_tokens) >= base.max_tokens:  # whether anyone asked for it stays known
+        # whether anyone asked for it stays known
+        if given.get("max_tokens", base.max_tokens) >= base.max_tokens:
             given.pop("max_tokens", None)
         held = base.model_dump(exclude_unset=True)
         return Sampling.model_validate({**held, **given, **({"stop": tuple(stop)} if stop else {})})
@@ -224,15 +251,21 @@ class _Limits:
 
     @property
     def lowest(self) -> int | None:
-        return min((limit for limit in (self.asked, self.budget) if limit is not None), default=None)
+        return min(
+            (limit for limit in (self.asked, self.budget) if limit is not None), default=None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _AskedSampling:
-    """Sampling parameters of a call before it is known who answers: an engine, or a hosted model."""
+    """Sampling parameters of a call before it is known who answers: an engine,
+    or a hosted model.
+    """
 
     sampling: Sampling
-    """Parameters by which the request is known on record: a limit that nobody set has the default of `Sampling`."""
+    """Parameters by which the request is known on record: a limit that nobody set has the default
+    of `Sampling`.
+    """
     sent: Sampling
     """Parameters for a hosted model, which is sent those that are set."""
     limits: _Limits
@@ -251,8 +284,11 @@ _forms: dict[int, tuple[BaseTool, tuple[Any, ...], dict[str, Any]]] = {}
 
 
 def _openai_form(tool: Any) -> dict[str, Any]:
-    """A tool's OpenAI schema, cached until name, description or arguments change: graphs bind tools at each step."""
-    if not isinstance(tool, BaseTool) or isinstance(tool.args_schema, dict):  # which may be changed in place
+    """A tool's OpenAI schema, cached until name, description or arguments change: graphs bind tools
+    at each step.
+    """
+    # which may be changed in place
+    if not isinstance(tool, BaseTool) or isinstance(tool.args_schema, dict):
         return convert_to_openai_tool(tool)
     shown = (tool.name, tool.description, tool.args_schema)
     known = _forms.get(id(tool))
@@ -263,7 +299,9 @@ def _openai_form(tool: Any) -> dict[str, Any]:
 
 
 class _PolicyCall:
-    """One call on its way through a backend. Left without an answer, it frees its place in the engine and its index."""
+    """One call on its way through a backend. Left without an answer, it frees its place in the
+    engine and its index.
+    """
 
     def __init__(
         self,
@@ -285,7 +323,9 @@ class _PolicyCall:
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
         tools = options.get("tools", ())
-        opened = open_call(self.recording, _identity(run_manager), messages, tools, asked.sampling, special)
+        opened = open_call(
+            self.recording, _identity(run_manager), messages, tools, asked.sampling, special
+        )
         if isinstance(opened, Call):
             if opened.error is not None:
                 raise raised(opened.error, type(self._backend))
@@ -302,10 +342,14 @@ class _PolicyCall:
     async def ready(self) -> None:
         """Load the model if that is still to be done; weights are read off the event loop."""
         if isinstance(self._backend, str):
-            self._backend = loaded_policy(self._backend) or await asyncio.to_thread(load_policy, self._backend)
+            self._backend = loaded_policy(self._backend) or await asyncio.to_thread(
+                load_policy, self._backend
+            )
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
-        """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
+        """Start sampling; the future gives a `Completion`, or the message of a model without
+        tokens.
+        """
         sampling = self._asked.of(self.backend, self.pending.sampling)
         self._pending = pending = replace(self.pending, sampling=sampling)
         if isinstance(self.backend, BaseChatModel):
@@ -352,7 +396,10 @@ class _PolicyCall:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.recorded is None and self._pending is not None:
             if self._future is not None:
@@ -362,9 +409,15 @@ class _PolicyCall:
                 self._fail(self._pending, error)
 
     def _fail(self, pending: PendingCall, error: Exception) -> None:
-        """Commit that there was no answer. If even that cannot be written, the recording is broken."""
+        """Commit that there was no answer. If even that cannot be written,
+        the recording is broken.
+        """
         backend = self._backend
-        name = backend if isinstance(backend, str) else getattr(backend, "name", None) or name_of_model(backend)
+        name = (
+            backend
+            if isinstance(backend, str)
+            else getattr(backend, "name", None) or name_of_model(backend)
+        )
         with suppress(StoreError):
             call = close_failed_call(pending, name, pack_error(error))
             self.recording.write_call(call, pending.messages)
@@ -400,7 +453,8 @@ def _identity(run_manager: Any) -> GraphIdentity:
 class _TextStream:
     """Turns tokens into the chunks that may be shown before the turn ends.
 
-    White space at the ends of an answer is no part of its message: it is shown when text follows, and not before text.
+    White space at the ends of an answer is no part of its message: it is shown when text follows,
+    and not before text.
     """
 
     def __init__(self, job: _PolicyCall) -> None:
@@ -422,12 +476,16 @@ class _TextStream:
             yield ChatGenerationChunk(message=AIMessageChunk(content=ready, id=self._job.id))
 
     def last(self) -> ChatGenerationChunk:
-        """All of the message but the text that was shown; calls that could not be decoded in the metadata."""
+        """All of the message but the text that was shown; calls that could not be decoded in the
+        metadata.
+        """
         message = self._job.recorded
         assert message is not None
         if message.invalid_tool_calls:
             metadata = message.response_metadata | {INVALID_CALLS: message.invalid_tool_calls}
-            message = message.model_copy(update={"invalid_tool_calls": [], "response_metadata": metadata})
+            message = message.model_copy(
+                update={"invalid_tool_calls": [], "response_metadata": metadata}
+            )
         if self._shown:
             text = message.text
             rest = text[len(self._shown) :] if text.startswith(self._shown) else ""
@@ -440,13 +498,17 @@ def _result(message: AIMessage) -> ChatResult:
 
 
 def policy(
-    *, model: str | None = None, schema: type[BaseModel] | Mapping[str, Any] | None = None, **sampling: Any
+    *,
+    model: str | None = None,
+    schema: type[BaseModel] | Mapping[str, Any] | None = None,
+    **sampling: Any,
 ) -> PolicyModel:
-    """The chat model of the current policy; `sampling` fixes temperature, top_p, max_tokens or seed for its calls.
+    """The chat model of the current policy; `sampling` fixes temperature, top_p, max_tokens or seed
+    for its calls.
 
-    `sampling` may also hold `budget`, the tokens that the graph has left for an answer (`PolicyModel.budget`).
-    `model`: model string of another model, loaded at the first call. `schema`: constrains the text of an answer to JSON
-    that follows it, if the engine can.
+    `sampling` may also hold `budget`, the tokens that the graph has left for an answer
+    (`PolicyModel.budget`). `model`: model string of another model, loaded at the first call.
+    `schema`: constrains the text of an answer to JSON that follows it, if the engine can.
     """
     return PolicyModel(model=model, answer_schema=_json_schema(schema), **sampling)
 

@@ -1,11 +1,12 @@
 """The current policy: the model that `policy()` uses inside a run.
 
-A graph names no weights. It asks `policy()` for its chat model, and the caller of the graph (the command line, a
-trainer, a test) chooses the engine or chat model behind it with `using_policy`. So the same graph runs on a script in
-a test, on a hosted model in an experiment, and on the weights in training.
+A graph names no weights. It asks `policy()` for its chat model, and the caller of the graph (the
+command line, a trainer, a test) chooses the engine or chat model behind it with `using_policy`. So
+the same graph runs on a script in a test, on a hosted model in an experiment, and on the weights in
+training.
 
-A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is loaded at its first
-call, and so never if all its answers are on record.
+A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is
+loaded at its first call, and so never if all its answers are on record.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ __all__ = ["DEFAULT_POLICY", "ActivePolicy", "Backend", "active_policy", "using_
 
 DEFAULT_POLICY = "builtin:trained"
 POLICY_VARIABLE = "HRM_AGENT_POLICY"
-"""Environment variable: the policy of graphs that nobody runs with `using_policy`, as under `langgraph dev`."""
+"""Environment variable: the policy of graphs that nobody runs with `using_policy`, as under
+`langgraph dev`.
+"""
 Backend = Engine | BaseChatModel
 """A token engine, or any other LangChain chat model."""
 
@@ -39,11 +42,14 @@ class ActivePolicy:
     sampling: Sampling = field(default_factory=Sampling)
     """Sampling parameters of calls that name none of their own."""
     constrain: bool = True
-    """Answers are constrained to the schema that a graph asks for, if the engine can. False under a trainer: tokens
-    sampled under a mask are not samples of the policy."""
+    """Answers are constrained to the schema that a graph asks for, if the engine can. False under a
+    trainer: tokens sampled under a mask are not samples of the policy.
+    """
     own_sampling: bool = False
-    """The sampling parameters are this backend's alone: a hosted model in its place is sent what the graph names. True
-    under a trainer, whose parameters are those of the policy that it trains."""
+    """The sampling parameters are this backend's alone: a hosted model in its place is sent what
+    the graph names. True under a trainer, whose parameters are those of the policy that it
+    trains.
+    """
 
 
 _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", default=None)
@@ -62,9 +68,14 @@ def active_policy(model: str | None = None) -> ActivePolicy:
 
 @contextmanager
 def using_policy(
-    backend: Backend | str, sampling: Sampling | None = None, constrain: bool = True, *, own_sampling: bool = False
+    backend: Backend | str,
+    sampling: Sampling | None = None,
+    constrain: bool = True,
+    *,
+    own_sampling: bool = False,
 ) -> Generator[ActivePolicy]:
-    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at the first call.
+    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at
+    the first call.
 
     The options are those of `ActivePolicy`.
     """

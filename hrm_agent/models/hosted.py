@@ -1,4 +1,6 @@
-"""Asking another LangChain chat model in the place of a policy's engine, and what a request to such a model says."""
+"""Asking another LangChain chat model in the place of a policy's engine, and what a request to such
+a model says.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,41 @@ from hrm_agent.trajectory import Sampling, SentSampling
 
 __all__ = ["ask_in_thread", "name_of_model", "policy_options", "sent_sampling"]
 
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens", "num_predict")
+_LIMITS = (
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "max_new_tokens",
+    "num_predict",
+)
 """Names under which providers take the most completion tokens."""
 _OTHER = (
-    *("frequency_penalty", "min_p", "presence_penalty", "reasoning_effort", "repeat_penalty", "repetition_penalty"),
+    *(
+        "frequency_penalty",
+        "min_p",
+        "presence_penalty",
+        "reasoning_effort",
+        "repeat_penalty",
+        "repetition_penalty",
+    ),
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
 """Names of further parameters that change what is sampled, with plain values."""
 
 
-def ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str, Any]) -> Future[Any]:
+def ask_in_thread(
+    model: BaseChatModel, pending: PendingCall, options: dict[str, Any]
+) -> Future[Any]:
     """Call another chat model, in a thread, so that sync and async callers share one path.
 
-    Temperature, top-p and the token limit are passed on where somebody set them, under LangChain's usual names; a seed
-    is not, since few providers take one. A provider that refuses a parameter says so itself.
+    Temperature, top-p and the token limit are passed on where somebody set them, under LangChain's
+    usual names; a seed is not, since few providers take one. A provider that refuses a parameter
+    says so itself.
     """
     tools, choice = options.get("tools"), options.get("tool_choice")
-    runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
+    runnable: Any = (
+        model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
+    )
     passed = policy_options(pending.sampling)
 
     def ask() -> Any:
@@ -42,11 +62,14 @@ def ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str,
         except Exception as error:
             raise _model_failure(model, error) from error
 
-    return call_in_thread(ask, Context())  # the graph around it is not the provider's affair: none of its config
+    # the graph around it is not the provider's affair: none of its config
+    return call_in_thread(ask, Context())
 
 
 def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
-    """A provider that does not answer is no fault of the graph: the run stops, and can be resumed."""
+    """A provider that does not answer is no fault of the graph: the run stops,
+    and can be resumed.
+    """
     return ModelError(
         f"The model {name_of_model(model)} gave no answer: {type(error).__name__}: {error}.",
         "Check its key, its name and the network, then `hrm-agent resume` the run.",
@@ -62,25 +85,34 @@ def name_of_model(backend: Any) -> str:
 def policy_options(sampling: Sampling) -> dict[str, Any]:
     """The sampling parameters that were set, under LangChain's usual names, without the seed.
 
-    The provider chooses the others: some of its models take no temperature, or think for longer than our limit.
+    The provider chooses the others: some of its models take no temperature, or think for longer
+    than our limit.
     """
-    given = sampling.model_dump(include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"})
+    given = sampling.model_dump(
+        include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"}
+    )
     return {**given, "stop": list(sampling.stop) or None}
 
 
 def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampling:
-    """The sampling parameters that a request to `model` names: its own, with those of the call in their place.
+    """The sampling parameters that a request to `model` names: its own, with those of the call in
+    their place.
 
-    As LangChain tells its tracers, since each provider's class knows how it makes a request. What it does not name was
-    not sent, and a value of a form that we do not know is left out.
+    As LangChain tells its tracers, since each provider's class knows how it makes a request. What
+    it does not name was not sent, and a value of a form that we do not know is left out.
     """
-    stop, named = options.get("stop"), {name: value for name, value in options.items() if name != "stop"}
+    stop, named = (
+        options.get("stop"),
+        {name: value for name, value in options.items() if name != "stop"},
+    )
     told: dict[str, Any] = model._get_invocation_params(stop=stop, **named)  # pyright: ignore[reportPrivateUsage]
     traced = cast("dict[str, Any]", model._get_ls_params(stop=stop, **named))  # pyright: ignore[reportPrivateUsage]
     limits = (_amount(told.get(name)) for name in _LIMITS)
     ends: Any = told.get("stop") or traced.get("ls_stop") or ()
     found = {
-        "temperature": _first(_amount(told.get("temperature")), _amount(traced.get("ls_temperature"))),
+        "temperature": _first(
+            _amount(told.get("temperature")), _amount(traced.get("ls_temperature"))
+        ),
         "top_p": _amount(told.get("top_p")),
         "max_tokens": _whole(_first(*limits, _amount(traced.get("ls_max_tokens")))),
         "seed": _whole(_amount(told.get("seed"))),

@@ -1,4 +1,6 @@
-"""Facts of a model before its weights are loaded, on which defaults depend: its size, its context, its own defaults."""
+"""Facts of a model before its weights are loaded, on which defaults depend: its size, its context,
+its own defaults.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class ModelFacts:
     own: OwnDefaults
     """Defaults that the model brings along."""
     measure: Callable[[], ModelSize]
-    """Gives the size, for which torch and transformers are imported: only asked for where a default needs it."""
+    """Gives the size, for which torch and transformers are imported: only asked for where a default
+    needs it.
+    """
 
     @property
     def answer(self) -> int:
@@ -44,7 +48,8 @@ class ModelFacts:
 
 
 def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
-    """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are read.
+    """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are
+    read.
 
     A GGUF file is converted if it has to be (`to_be_converted`).
     Raises `ModelError` for a model that cannot be trained.
@@ -66,12 +71,17 @@ def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
 
 def facts_of_loaded(model: Any) -> ModelFacts:
     """Facts of a causal LM of transformers."""
-    own = own_defaults({OWN_KEY: getattr(model.config, OWN_KEY, None)}, str(getattr(model.config, "name_or_path", "")))
+    own = own_defaults(
+        {OWN_KEY: getattr(model.config, OWN_KEY, None)},
+        str(getattr(model.config, "name_or_path", "")),
+    )
     return ModelFacts(own, partial(_size_of, model))
 
 
 def _hub_config(path_or_name: str) -> Any:
-    """The configuration as transformers reads it (None: it cannot, which is said better where the model is loaded)."""
+    """The configuration as transformers reads it (None: it cannot, which is said better where the
+    model is loaded).
+    """
     try:
         import transformers
 
@@ -89,7 +99,9 @@ def _measured(config: Any) -> ModelSize:
 
         library: Any = transformers
         with torch.device("meta"):
-            return _size_of(library.AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+            return _size_of(
+                library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            )
     except Exception:  # of an architecture that the library does not know, for example
         return ModelSize()
 
@@ -103,12 +115,16 @@ def _size_of(model: Any) -> ModelSize:
     except (AttributeError, TypeError):  # an architecture without positions
         context = None
     return ModelSize(
-        int(model.num_parameters()) - adapters, context, _training_bytes_per_token(model.config.get_text_config())
+        int(model.num_parameters()) - adapters,
+        context,
+        _training_bytes_per_token(model.config.get_text_config()),
     )
 
 
 def _training_bytes_per_token(config: Any) -> int | None:
-    """Single precision of what layers keep for the backward pass, and of the logits with their gradient."""
+    """Single precision of what layers keep for the backward pass, and of the logits with their
+    gradient.
+    """
     try:
         width = int(config.hidden_size)
         layers = int(config.num_hidden_layers)

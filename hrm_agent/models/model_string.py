@@ -1,8 +1,9 @@
 """A model string, taken apart: what it names, and how that is to be loaded.
 
-`hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for weights that are
-loaded into this process. The whole string is the model's name on record, so that a run that is resumed
-loads the same model in the same way. Options are checked when the string is read, before anything is loaded.
+`hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for
+weights that are loaded into this process. The whole string is the model's name on record, so that a
+run that is resumed loads the same model in the same way. Options are checked when the string is
+read, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from urllib.parse import unquote
 from hrm_agent.errors import ModelError, nearest
 from hrm_agent.models.cached.known import KNOWN_MODELS
 
-__all__ = ["CodecOptions", "LoadOptions", "ModelString", "codec_options", "is_folder", "parse_model"]
+__all__ = [
+    "CodecOptions",
+    "LoadOptions",
+    "ModelString",
+    "codec_options",
+    "is_folder",
+    "parse_model",
+]
 
 _LOCAL = ("", "builtin", "fetched", "gguf", "hf")
 """Schemes of weights that are loaded here; the empty one is a folder's."""
@@ -36,7 +44,9 @@ class LoadOptions:
     adapter: str | None = None
     """Folder or hub name of a LoRA adapter that PEFT knows."""
     kernel: str = "auto"
-    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be (`hrm_agent.models.loading.load_weights`)."""
+    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be
+    (`hrm_agent.models.loading.load_weights`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,9 @@ class CodecOptions:
     thoughts: str | None = None
     """`keep` leaves the thoughts of earlier turns where they are (None: as the template has it)."""
     renderer: str | None = None
-    """Renderer of the library `renderers` in the place of the template, or `auto` (None: the template)."""
+    """Renderer of the library `renderers` in the place of the template, or `auto` (None: the
+    template).
+    """
 
     def __post_init__(self) -> None:
         """Raises `ModelError` for a template and a renderer at once."""
@@ -66,11 +78,15 @@ class CodecOptions:
         return {name: value for name, value in given if value is not None}
 
     def over(self, usual: CodecOptions) -> CodecOptions:
-        """These options, and from `usual` those that they leave open; a template also takes a renderer's place."""
+        """These options, and from `usual` those that they leave open; a template also takes a
+        renderer's place.
+        """
         given = self.query()
         kept = usual.query()
         if given.keys() & {"template", "renderer"}:
-            kept = {name: value for name, value in kept.items() if name not in ("template", "renderer")}
+            kept = {
+                name: value for name, value in kept.items() if name not in ("template", "renderer")
+            }
         return CodecOptions(**{**kept, **given})
 
 
@@ -90,7 +106,9 @@ class ModelString:
     text: str
     """The whole, as recorded."""
     scheme: str
-    """`builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's; empty for a folder, `fetched` for a known model."""
+    """`builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's; empty for a folder, `fetched`
+    for a known model.
+    """
     name: str
     """Without scheme and options."""
     options: LoadOptions = field(default=LoadOptions())
@@ -130,12 +148,16 @@ def parse_model(text: str) -> ModelString:
             raise ModelError(f"{text!r} names no model.", f"Write {text}NAME, as in openai:gpt-5.")
         return ModelString(text, scheme, text.partition(":")[2])
     given = _options(text, query)
-    spoken = {each.name: given.pop(each.name) for each in fields(CodecOptions) if each.name in given}
+    spoken = {
+        each.name: given.pop(each.name) for each in fields(CodecOptions) if each.name in given
+    }
     return ModelString(text, scheme, rest, LoadOptions(**given), CodecOptions(**spoken))
 
 
 def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
-    """Options of how a model is spoken to, out of all that a string of another scheme gives. Raises `ModelError`."""
+    """Options of how a model is spoken to, out of all that a string of another scheme gives. Raises
+    `ModelError`.
+    """
     own = {each.name: given[each.name] for each in fields(CodecOptions) if given.get(each.name)}
     for name, value in own.items():
         _check(text, name, value)
@@ -158,7 +180,10 @@ def _options(text: str, query: str) -> dict[str, str]:
                 f"{nearest(name, known)} Known: {', '.join(known)}.".strip(),
             )
         if name in given or not equals or not value:
-            raise ModelError(f"{text!r} gives the option {name!r} twice or no value.", f"Write {name}=VALUE, once.")
+            raise ModelError(
+                f"{text!r} gives the option {name!r} twice or no value.",
+                f"Write {name}=VALUE, once.",
+            )
         given[name] = unquote(value)
         _check(text, name, given[name])
     return given
@@ -167,11 +192,15 @@ def _options(text: str, query: str) -> dict[str, str]:
 def _check(text: str, name: str, value: str) -> None:
     if name == "device":
         kind, colon, number = value.partition(":")
-        good, known = kind in _DEVICES and (not colon or (kind == "cuda" and number.isdecimal())), _DEVICES
+        good, known = (
+            kind in _DEVICES and (not colon or (kind == "cuda" and number.isdecimal())),
+            _DEVICES,
+        )
     else:
         known = _VALUES.get(name, ())
         good = not known or value in known
     if not good:
         raise ModelError(
-            f"{text!r}: {name} is not {value!r}.", f"{nearest(value, known)} Known: {', '.join(known)}.".strip()
+            f"{text!r}: {name} is not {value!r}.",
+            f"{nearest(value, known)} Known: {', '.join(known)}.".strip(),
         )

@@ -1,8 +1,8 @@
 """Defaults that depend on the model: what its folder brings along, and how long an answer may be.
 
-A default that suits one model ruins another. A model that is no usual one says itself what suits it, below the key
-`hrm_agent` of its `config.json`: transformers keeps such a key when it saves a model, so that what is trained from the
-model has it, too.
+A default that suits one model ruins another. A model that is no usual one says itself what suits
+it, below the key `hrm_agent` of its `config.json`: transformers keeps such a key when it saves a
+model, so that what is trained from the model has it, too.
 
     "hrm_agent": {"run": {"max_tokens": 512}, "train_rl": {"learning_rate": 0.0005}, "train_sft": {"steps": 400}}
 """
@@ -32,7 +32,9 @@ __all__ = [
 OWN_KEY = "hrm_agent"
 """Key of a model's configuration below which its own defaults stand."""
 _MOST = 2048
-"""Tokens of an answer for which nobody named a limit: room to reason, and an end to an answer that has none."""
+"""Tokens of an answer for which nobody named a limit: room to reason, and an end to an answer that
+has none.
+"""
 
 
 class RunDefaults(BaseModel):
@@ -100,15 +102,19 @@ class UsualAnswer(Protocol):
 
 
 def usual_answer(context: int | None) -> int:
-    """Most completion tokens of an answer for which nobody named a limit: half of the context, 2,048 at most.
+    """Most completion tokens of an answer for which nobody named a limit: half of the context,
+    2,048 at most.
 
     A context that is not known (None) may be a short one: then it is the default of `Sampling`.
     """
     return Sampling().max_tokens if context is None else max(1, min(context // 2, _MOST))
 
 
-def with_limit(sampling: Sampling, engine: object, asked: int | None, budget: int | None) -> Sampling:
-    """The parameters by which `engine` is to sample: its model's own limit of tokens where none is set.
+def with_limit(
+    sampling: Sampling, engine: object, asked: int | None, budget: int | None
+) -> Sampling:
+    """The parameters by which `engine` is to sample: its model's own limit of tokens where none is
+    set.
 
     `asked`: a limit that the graph named in the call. `budget`: tokens that it has left.
     """
@@ -117,17 +123,24 @@ def with_limit(sampling: Sampling, engine: object, asked: int | None, budget: in
     limit = asked or engine.usual_answer
     if budget is not None:
         limit = min(limit, budget)
-    return sampling if limit == sampling.max_tokens else sampling.model_copy(update={"max_tokens": limit})
+    return (
+        sampling
+        if limit == sampling.max_tokens
+        else sampling.model_copy(update={"max_tokens": limit})
+    )
 
 
 def own_defaults(config: Mapping[str, Any], where: str) -> OwnDefaults:
-    """The defaults in a model's configuration. Raises `ModelError` for a key or a value that means nothing."""
+    """The defaults in a model's configuration. Raises `ModelError` for a key or a value that means
+    nothing.
+    """
     try:
         return OwnDefaults.model_validate(config.get(OWN_KEY) or {})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join([OWN_KEY, *map(str, first["loc"])])
         raise ModelError(
-            f"The configuration of {where!r} has no valid {place}: {first['msg']}, not {first['input']!r}.",
+            f"The configuration of {where!r} has no valid {place}: {first['msg']}, not"
+            f" {first['input']!r}.",
             f"Correct it in config.json, or leave {OWN_KEY} out.",
         ) from error

@@ -1,8 +1,9 @@
 """Stored form of a model's answers and errors.
 
-A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, a class of one's own) are
-kept beside it as a JSON tree with type names. Reading imports nothing: where a class is not loaded, its fields come
-back as a mapping, and an error as one of its nearest loaded base class.
+A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, a class
+of one's own) are kept beside it as a JSON tree with type names. Reading imports nothing: where a
+class is not loaded, its fields come back as a mapping, and an error as one of its nearest loaded
+base class.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _TYPE = "__type__"
 """Key in a tree for the type of a value that JSON has no form for."""
 _MOST_OF_A_FACT = 4096
 """Characters of an attribute of an error."""
-_TELLING = re.compile("retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE)
+_TELLING = re.compile(
+    "retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE
+)
 """Headers that are kept: none names a user or holds a key."""
 PLAIN = JsonPlusSerializer(allowed_msgpack_modules=None)
 """Serialises the types that LangGraph allows by itself."""
@@ -96,7 +99,10 @@ def unpack_answer(call: Call) -> AIMessage:
     facts = fields.get("response_metadata")
     if isinstance(facts, dict):
         said = call.response.get("response_metadata", {})
-        fields["response_metadata"] = {**facts, **{name: said[name] for name in OWN_FACTS if name in said}}
+        fields["response_metadata"] = {
+            **facts,
+            **{name: said[name] for name in OWN_FACTS if name in said},
+        }
     kind: Any = _loaded(str(call.exact.get("class", ""))) or AIMessage
     for each in (kind, AIMessage):
         with suppress(Exception):  # a class that has changed since
@@ -110,7 +116,9 @@ def _shown(message: AIMessage) -> dict[str, Any]:
         shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
         AIMessage.model_validate(shown)
     except Exception:  # whatever a foreign object does when it is dumped
-        return AIMessage(without_surrogates(str(message.text)), id=message.id).model_dump(mode="json")
+        return AIMessage(without_surrogates(str(message.text)), id=message.id).model_dump(
+            mode="json"
+        )
     return shown
 
 
@@ -133,7 +141,9 @@ def _is_json(value: Any) -> bool:
     if kind is list:
         return all(map(_is_json, value))
     if kind is dict:
-        return _TYPE not in value and all(map(_is_key, value)) and all(map(_is_json, value.values()))
+        return (
+            _TYPE not in value and all(map(_is_key, value)) and all(map(_is_json, value.values()))
+        )
     return value is None or kind is bool or kind is int or (kind is float and math.isfinite(value))
 
 
@@ -163,7 +173,9 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
 
 
 def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
-    """The form of a value in a checkpoint, as text. Raises for a value that would come back changed."""
+    """The form of a value in a checkpoint, as text. Raises for a value that would come back
+    changed.
+    """
     kind, data = serializer.dumps_typed(value)
     if type(serializer) is JsonPlusSerializer:  # a store's own refuses such a value itself
         loaded = serializer.loads_typed((kind, data))
@@ -173,12 +185,19 @@ def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
 
 
 def _items(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
-    return {"value": [_packed(item, f"{place}[{number}]", lost) for number, item in enumerate(value)]}
+    return {
+        "value": [_packed(item, f"{place}[{number}]", lost) for number, item in enumerate(value)]
+    }
 
 
 def _pairs(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
     pairs = value.items()
-    return {"value": [[_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)] for key, item in pairs]}
+    return {
+        "value": [
+            [_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)]
+            for key, item in pairs
+        ]
+    }
 
 
 def _model(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
@@ -187,10 +206,24 @@ def _model(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
     return {"class": _name(type(value)), "set": sorted(value.model_fields_set), "value": packed}
 
 
-_FORMS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any, str, list[str]], dict[str, Any]]], ...] = (
-    ("bytes", lambda v: type(v) is bytes, lambda v, *_: {"value": base64.b64encode(v).decode("ascii")}),
-    ("bytearray", lambda v: type(v) is bytearray, lambda v, *_: {"value": base64.b64encode(v).decode("ascii")}),
-    ("text", lambda v: type(v) is str, lambda v, *_: {"value": list(v.encode("utf-8", "surrogatepass"))}),
+_FORMS: tuple[
+    tuple[str, Callable[[Any], bool], Callable[[Any, str, list[str]], dict[str, Any]]], ...
+] = (
+    (
+        "bytes",
+        lambda v: type(v) is bytes,
+        lambda v, *_: {"value": base64.b64encode(v).decode("ascii")},
+    ),
+    (
+        "bytearray",
+        lambda v: type(v) is bytearray,
+        lambda v, *_: {"value": base64.b64encode(v).decode("ascii")},
+    ),
+    (
+        "text",
+        lambda v: type(v) is str,
+        lambda v, *_: {"value": list(v.encode("utf-8", "surrogatepass"))},
+    ),
     ("float", lambda v: type(v) is float, lambda v, *_: {"value": repr(v)}),
     ("tuple", lambda v: type(v) is tuple, _items),
     ("set", lambda v: type(v) is set, _items),
@@ -200,7 +233,11 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any, str, list[str]], 
     (
         "enum",
         lambda v: isinstance(v, Enum),
-        lambda v, place, lost: {"class": _name(type(v)), "name": v.name, "value": _packed(v.value, place, lost)},
+        lambda v, place, lost: {
+            "class": _name(type(v)),
+            "name": v.name,
+            "value": _packed(v.value, place, lost),
+        },
     ),
 )
 """Name of a type in a tree, which values are of it, and the rest of their form."""
@@ -231,7 +268,11 @@ def _read_model(named: Mapping[str, Any]) -> Any:
 
 def _read_enum(named: Mapping[str, Any]) -> Any:
     kind = _loaded(named["class"])
-    return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(named["value"])
+    return (
+        kind[named["name"]]
+        if kind is not None and issubclass(kind, Enum)
+        else _unpacked(named["value"])
+    )
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -245,7 +286,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
     "model": _read_model,
     "enum": _read_enum,
-    "packed": lambda named: PLAIN.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
+    "packed": lambda named: PLAIN.loads_typed(
+        (named["value"][0], base64.b64decode(named["value"][1]))
+    ),
 }
 """Readers by the name of a type in a tree."""
 
@@ -278,7 +321,9 @@ def _loaded(name: str) -> type[Any] | None:
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
-    return cast("type[Any]", found) if isinstance(found, type) and found.__qualname__ == path else None
+    return (
+        cast("type[Any]", found) if isinstance(found, type) and found.__qualname__ == path else None
+    )
 
 
 def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
@@ -296,7 +341,9 @@ def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
 
 
 def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
-    """True for a failure of a model: no cancellation, no control flow of LangGraph, no other part's error."""
+    """True for a failure of a model: no cancellation, no control flow of LangGraph, no other part's
+    error.
+    """
     elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
     return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
 
@@ -304,9 +351,12 @@ def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
 def pack_error(error: Exception) -> RaisedError:
     """An error of a model in stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
-    given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+    # with the file's name
+    given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
     arguments = given if all(map(_is_json, given)) else None
-    return RaisedError(kinds=kinds, message=text_of(error), arguments=arguments, facts=dict(_facts(error)))
+    return RaisedError(
+        kinds=kinds, message=text_of(error), arguments=arguments, facts=dict(_facts(error))
+    )
 
 
 def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
@@ -326,7 +376,9 @@ def _said_in(response: Any) -> dict[str, Any]:
     """Facts of an HTTP error response that programs look for: when to retry, and what was wrong."""
     said = dict[str, Any]()
     with suppress(Exception):  # another class of response, or its body was not read
-        said["headers"] = {name: value for name, value in response.headers.items() if _TELLING.match(name)}
+        said["headers"] = {
+            name: value for name, value in response.headers.items() if _TELLING.match(name)
+        }
         said["text"] = without_surrogates(response.text)[:_MOST_OF_A_FACT]
     return {name: value for name, value in said.items() if value}
 
@@ -336,7 +388,9 @@ def raised(said: RaisedError, near: type = Exception) -> Exception:
 
     `near`: the model's class. A class of a program's main file is looked for in its module, too.
     """
-    error = next((made for name in said.kinds if (made := _made(name, said, near)) is not None), None)
+    error = next(
+        (made for name in said.kinds if (made := _made(name, said, near)) is not None), None
+    )
     error = error or _stand_in(Exception, said)
     with suppress(Exception):
         error.__hrm_agent_on_record__ = True  # pyright: ignore[reportAttributeAccessIssue]
@@ -364,9 +418,15 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
         return None
     with suppress(Exception):
         if kind is ValidationError:
-            return ValidationError.from_exception_data(str(said.facts["title"]), said.facts["errors"])
+            return ValidationError.from_exception_data(
+                str(said.facts["title"]), said.facts["errors"]
+            )
         error = _with_facts(kind.__new__(kind, *_arguments(said)), said)
-        return error if name == said.kinds[0] and text_of(error) == said.message else _stand_in(kind, said)
+        return (
+            error
+            if name == said.kinds[0] and text_of(error) == said.message
+            else _stand_in(kind, said)
+        )
     return None
 
 
@@ -393,4 +453,6 @@ def _response(said: Any) -> Any:
     httpx: Any = sys.modules.get("httpx")
     if httpx is None:
         return said
-    return httpx.Response(said["status_code"], headers=said.get("headers"), content=said.get("text", "").encode())
+    return httpx.Response(
+        said["status_code"], headers=said.get("headers"), content=said.get("text", "").encode()
+    )

@@ -1,9 +1,11 @@
-"""An engine that drops the replies under way when new weights are published, and samples them again.
+"""An engine that drops the replies under way when new weights are published, and samples them
+again.
 
-Who asked sees nothing of it: one request, one reply, all of it by one version. A reply that was dropped was on no
-record. Prompts and seeds are the same, the weights are not.
+Who asked sees nothing of it: one request, one reply, all of it by one version. A reply that was
+dropped was on no record. Prompts and seeds are the same, the weights are not.
 
-Requests that stream (`on_token`) are left to end on the weights that they began with: part of their reply was shown.
+Requests that stream (`on_token`) are left to end on the weights that they began with: part of their
+reply was shown.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class RestartingEngine:
         """Queue a request. Cancelling the future frees its place."""
         asked = _Asked(request)
         self._ask(asked)
-        asked.reply.add_done_callback(lambda reply: self._free(asked) if reply.cancelled() else None)
+        asked.reply.add_done_callback(
+            lambda reply: self._free(asked) if reply.cancelled() else None
+        )
         return asked.reply
 
     def publish(self, version: int, state_dict: Any = None) -> None:
@@ -103,7 +107,9 @@ class RestartingEngine:
             asked.sampled.cancel()
 
     def _ended(self, asked: _Asked, sampled: Future[Completion]) -> None:
-        """Called in the engine's thread, or where it was cancelled: by who asked, or by `publish`."""
+        """Called in the engine's thread, or where it was cancelled: by who asked,
+        or by `publish`.
+        """
         with self._lock:
             self._under_way.discard(asked)
             if sampled.cancelled():

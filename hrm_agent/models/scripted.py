@@ -1,8 +1,9 @@
-r"""An engine that answers from a script: for tests of graphs, of trainers, and of what users build on them.
+r"""An engine that answers from a script: for tests of graphs, of trainers, and of what users build
+on them.
 
-It is an engine like any other: it returns token ids and log-probs, honours `max_tokens` and stop strings, streams,
-fails when it is closed, and finishes its futures from other threads. Only the weights are missing. An answer is text
-in the policy's own format, tool calls included:
+It is an engine like any other: it returns token ids and log-probs, honours `max_tokens` and stop
+strings, streams, fails when it is closed, and finishes its futures from other threads. Only the
+weights are missing. An answer is text in the policy's own format, tool calls included:
 
     ScriptedEngine([
         '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>',
@@ -39,8 +40,17 @@ class ScriptedEngine:
 
     logprob_kind = LogprobKind.RAW
 
-    def __init__(self, script: Script, *, name: str = "scripted", codec: Codec | None = None, delay: Delay = 0) -> None:
-        """`delay`: seconds before an answer, or a function of the messages, to make answers overtake each other."""
+    def __init__(
+        self,
+        script: Script,
+        *,
+        name: str = "scripted",
+        codec: Codec | None = None,
+        delay: Delay = 0,
+    ) -> None:
+        """`delay`: seconds before an answer, or a function of the messages, to make answers
+        overtake each other.
+        """
         self.name = name
         self.codec: Codec = codec or ByteCodec()
         self.policy_version = 0
@@ -85,7 +95,9 @@ class ScriptedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, future: Future[Completion], request: GenerationRequest, index: int, queued_at: float) -> None:
+    def _run(
+        self, future: Future[Completion], request: GenerationRequest, index: int, queued_at: float
+    ) -> None:
         waited = time.monotonic() - queued_at
         if not future.set_running_or_notify_cancel():
             return
@@ -112,7 +124,8 @@ class ScriptedEngine:
             return self._script(request.messages)
         if index >= len(self._script):
             raise ModelError(
-                f"The script of {self.name!r} has {len(self._script)} answers, and one more was asked for.",
+                f"The script of {self.name!r} has {len(self._script)} answers, and one more was"
+                " asked for.",
                 "Add answers, or script a function of the messages.",
             )
         return self._script[index]

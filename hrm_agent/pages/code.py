@@ -1,4 +1,6 @@
-"""Code with its words marked, by Pygments, which comes with rich: when the page is written, not when it is read."""
+"""Code with its words marked, by Pygments, which comes with rich: when the page is written, not
+when it is read.
+"""
 
 from __future__ import annotations
 

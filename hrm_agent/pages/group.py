@@ -1,4 +1,6 @@
-"""The rollouts of one task side by side, and of all tasks of a training step: what was kept against what was not."""
+"""The rollouts of one task side by side, and of all tasks of a training step: what was kept against
+what was not.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,19 @@ _COLUMNS = ("rollout", "reward", "status", "verdict", "advantage", "tool calls",
 
 
 def group_page(
-    group_id: str, rollouts: Sequence[Trajectory], overlays: Sequence[Overlay] = (), scorings: Scorings | None = None
+    group_id: str,
+    rollouts: Sequence[Trajectory],
+    overlays: Sequence[Overlay] = (),
+    scorings: Scorings | None = None,
 ) -> str:
-    """The rollouts of one group. `overlays`: what training runs made of them. Raises `StoreError` without a rollout."""
+    """The rollouts of one group. `overlays`: what training runs made of them. Raises `StoreError`
+    without a rollout.
+    """
     if not rollouts:
-        raise StoreError(f"There is no group {group_id!r}.", "`hrm-agent history --json` names the group of each run.")
+        raise StoreError(
+            f"There is no group {group_id!r}.",
+            "`hrm-agent history --json` names the group of each run.",
+        )
     return document(
         f"group {group_id}",
         element("h1", "Group ", group_id, id=anchor("group", group_id)),
@@ -45,7 +55,9 @@ def step_page(
     Raises `StoreError` without a rollout.
     """
     if not rollouts:
-        raise StoreError(f"Step {step + 1} of run {run_id!r} has no rollout on record.", "Name another step.")
+        raise StoreError(
+            f"Step {step + 1} of run {run_id!r} has no rollout on record.", "Name another step."
+        )
     groups: dict[str, list[Trajectory]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group_id, []).append(rollout)
@@ -54,7 +66,11 @@ def step_page(
         ("on record", f"step {step}: the record counts from 0, the console from 1"),
         ("groups", len(groups)),
         ("rollouts", len(rollouts)),
-        *((verdict.value.replace("_", " "), verdicts[verdict]) for verdict in Verdict if verdicts[verdict]),
+        *(
+            (verdict.value.replace("_", " "), verdicts[verdict])
+            for verdict in Verdict
+            if verdicts[verdict]
+        ),
     ]
     return document(
         f"step {step + 1} of {run_id}",
@@ -62,7 +78,10 @@ def step_page(
         pairs(facts),
         element("nav", _contents(groups, overlays), aria_label="groups"),
         *(
-            join(element("h2", "Group ", group, id=anchor("group", group)), _siblings(siblings, overlays))
+            join(
+                element("h2", "Group ", group, id=anchor("group", group)),
+                _siblings(siblings, overlays),
+            )
             for group, siblings in groups.items()
         ),
         element("h2", "The rollouts, one by one"),
@@ -94,8 +113,14 @@ def _siblings(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ht
     by_id: dict[str, list[Overlay]] = {}
     for overlay in overlays:
         by_id.setdefault(overlay.trajectory_id, []).append(overlay)
-    ordered = sorted(rollouts, key=lambda one: (not _is_kept(by_id.get(one.id, ())), one.sample_index))
-    facts = [("task", f"{task.family} {task.id}"), ("prompt", fact(task.prompt)), ("reference", fact(task.answer))]
+    ordered = sorted(
+        rollouts, key=lambda one: (not _is_kept(by_id.get(one.id, ())), one.sample_index)
+    )
+    facts = [
+        ("task", f"{task.family} {task.id}"),
+        ("prompt", fact(task.prompt)),
+        ("reference", fact(task.answer)),
+    ]
     rows = [row for rollout in ordered for row in _rows(rollout, by_id.get(rollout.id, ()))]
     return join(pairs(facts), table(_COLUMNS, rows))
 
@@ -125,15 +150,25 @@ def _rows(rollout: Trajectory, overlays: Sequence[Overlay]) -> list[tuple[object
     ]
 
 
-def _articles(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], scorings: Scorings) -> list[Html]:
+def _articles(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], scorings: Scorings
+) -> list[Html]:
     by_id: dict[str, list[Overlay]] = {}
     for overlay in overlays:
         by_id.setdefault(overlay.trajectory_id, []).append(overlay)
     return [
         element(
             "details",
-            element("summary", f"{one.group_id}, rollout {one.sample_index}: ", _in_short(one, by_id.get(one.id, ()))),
-            element("p", element("a", "to its group", href=f"#{anchor('group', one.group_id)}"), class_="back"),
+            element(
+                "summary",
+                f"{one.group_id}, rollout {one.sample_index}: ",
+                _in_short(one, by_id.get(one.id, ())),
+            ),
+            element(
+                "p",
+                element("a", "to its group", href=f"#{anchor('group', one.group_id)}"),
+                class_="back",
+            ),
             article(one, by_id.get(one.id, ()), scorings.get(one.id, ())),
         )
         for one in rollouts
@@ -141,8 +176,12 @@ def _articles(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], scori
 
 
 def _in_short(rollout: Trajectory, overlays: Sequence[Overlay]) -> str:
-    return ", ".join([_rewards(rollout), *(overlay.verdict.value.replace("_", " ") for overlay in overlays)])
+    return ", ".join(
+        [_rewards(rollout), *(overlay.verdict.value.replace("_", " ") for overlay in overlays)]
+    )
 
 
 def _rewards(rollout: Trajectory) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items()) or "not verified"
+    return (
+        ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items()) or "not verified"
+    )

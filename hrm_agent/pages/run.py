@@ -10,7 +10,16 @@ from urllib.parse import quote
 
 from hrm_agent.basics.markup import Html, cut, document, element, join, pairs, table
 from hrm_agent.pages.code import code_block
-from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, ToolStatus, Trajectory, Turn, Verdict
+from hrm_agent.trajectory import (
+    Call,
+    Overlay,
+    Scoring,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from hrm_agent.trajectory.words import (
     call_facts,
     code_of,
@@ -26,7 +35,15 @@ from hrm_agent.trajectory.words import (
     tool_call_facts,
 )
 
-__all__ = ["anchor", "article", "fact", "outcome_mark", "tool_strip", "trajectory_page", "verdict_mark"]
+__all__ = [
+    "anchor",
+    "article",
+    "fact",
+    "outcome_mark",
+    "tool_strip",
+    "trajectory_page",
+    "verdict_mark",
+]
 
 _LONG = 1_500
 """Characters from which a text is folded."""
@@ -37,7 +54,9 @@ _SHADES = (-0.1, -0.7, -1.6, -3.0, -4.6)
 _VERDICTS = {Verdict.KEPT: "good", Verdict.DROPPED: "quiet", Verdict.GROUP_REJECTED: "warn"}
 
 
-def trajectory_page(trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()) -> str:
+def trajectory_page(
+    trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()
+) -> str:
     """A whole file. `overlays`, `scorings`: what training runs and rubrics made of it."""
     return document(
         f"{trajectory.task.id} · {trajectory.id}",
@@ -51,7 +70,9 @@ def anchor(*names: str) -> str:
     return "-".join(quote(name, safe="", errors="replace") for name in names)
 
 
-def article(trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()) -> Html:
+def article(
+    trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()
+) -> Html:
     """The trajectory as a part of a page, which `#ID` leads to."""
     return element(
         "article",
@@ -91,21 +112,29 @@ def _judgements(overlays: Sequence[Overlay], scorings: Sequence[Scoring]) -> Htm
 
 def verdict_mark(overlay: Overlay) -> Html:
     """The verdict in a word."""
-    return element("span", overlay.verdict.value.replace("_", " "), class_=f"mark {_VERDICTS[overlay.verdict]}")
+    return element(
+        "span", overlay.verdict.value.replace("_", " "), class_=f"mark {_VERDICTS[overlay.verdict]}"
+    )
 
 
 def outcome_mark(status: ToolStatus | None, **attributes: object) -> Html:
     """How a tool call ended, in a word."""
-    look = {ToolStatus.OK: "good", None: "quiet", ToolStatus.INFRASTRUCTURE: "warn"}.get(status, "bad")
+    look = {ToolStatus.OK: "good", None: "quiet", ToolStatus.INFRASTRUCTURE: "warn"}.get(
+        status, "bad"
+    )
     name = attributes.pop("name", "span")
-    return element(str(name), status.value if status else "under way", class_=f"mark {look}", **attributes)
+    return element(
+        str(name), status.value if status else "under way", class_=f"mark {look}", **attributes
+    )
 
 
 def tool_strip(trajectory: Trajectory) -> Html:
     """The outcomes of the tool calls in their order, each a link to its call."""
     calls = trajectory.own_tool_calls
     shown = [
-        outcome_mark(call.status, name="a", href=f"#{anchor(trajectory.id, call.id)}", title=call.name)
+        outcome_mark(
+            call.status, name="a", href=f"#{anchor(trajectory.id, call.id)}", title=call.name
+        )
         for call in calls[:_STRIP_SHOWN]
     ]
     more = f" and {len(calls) - _STRIP_SHOWN} more" if len(calls) > _STRIP_SHOWN else None
@@ -115,7 +144,10 @@ def tool_strip(trajectory: Trajectory) -> Html:
 def _roles(trajectory: Trajectory) -> Html | None:
     """Who did how much, where there are several."""
     calls = Counter(call.identity.role for call in trajectory.own_calls)
-    tokens, tools = Counter[str](), Counter(call.identity.role for call in trajectory.own_tool_calls)
+    tokens, tools = (
+        Counter[str](),
+        Counter(call.identity.role for call in trajectory.own_tool_calls),
+    )
     for call in trajectory.own_calls:
         tokens[call.identity.role] += (call.used and call.used.output_tokens) or 0
     names = list(dict.fromkeys([*calls, *tools]))
@@ -143,12 +175,24 @@ def _steps(trajectory: Trajectory, credit: Mapping[str, str]) -> Iterator[Html]:
 def _place(record: Call | ToolCall) -> str:
     """The role, and the node within it where that is another one."""
     identity = record.identity
-    return identity.role if identity.node in ("", identity.role) else f"{identity.role} / {identity.node}"
+    return (
+        identity.role
+        if identity.node in ("", identity.role)
+        else f"{identity.role} / {identity.node}"
+    )
 
 
-def _call(trajectory: Trajectory, call: Call, credit: str | None, outcomes: Mapping[str, ToolCall], place: str) -> Html:
+def _call(
+    trajectory: Trajectory,
+    call: Call,
+    credit: str | None,
+    outcomes: Mapping[str, ToolCall],
+    place: str,
+) -> Html:
     facts = [*call_facts(call), *([credit] if credit else [])]
-    parts: list[object] = [element("h3", _place(call), " ", element("span", call.id[:8], class_="quiet"))]
+    parts: list[object] = [
+        element("h3", _place(call), " ", element("span", call.id[:8], class_="quiet"))
+    ]
     parts.append(element("p", ", ".join(facts), class_="facts"))
     parts.append(_thoughts(call))
     text = text_of(call.response).strip()
@@ -157,7 +201,10 @@ def _call(trajectory: Trajectory, call: Call, credit: str | None, outcomes: Mapp
         outcome = outcomes.get(asked.get("id"))
         link = f"#{anchor(trajectory.id, outcome.id)}" if outcome else None
         mark = outcome_mark(outcome.status, name="a", href=link) if outcome else None
-        parts += [element("p", "calls ", element("b", asked.get("name")), " ", mark), _asked(asked.get("args"))]
+        parts += [
+            element("p", "calls ", element("b", asked.get("name")), " ", mark),
+            _asked(asked.get("args")),
+        ]
     for asked in call.response.get("invalid_tool_calls", ()):
         parts.append(element("p", f"undecodable call: {asked.get('error')}", class_="bad"))
     parts.append(_tokens(call))
@@ -179,18 +226,41 @@ def _asked(arguments: Any) -> Html:
 
 def _tool_call(call: ToolCall, place: str) -> Html:
     failed = call.status is not None and call.status is not ToolStatus.OK
-    head = element("h3", call.name, " ", element("span", call.id[:8], class_="quiet"), " ", outcome_mark(call.status))
+    head = element(
+        "h3",
+        call.name,
+        " ",
+        element("span", call.id[:8], class_="quiet"),
+        " ",
+        outcome_mark(call.status),
+    )
     facts = element("p", f"{_place(call)}: {tool_call_facts(call)}", class_="facts")
     more = [
-        (name, text) for name, text in (("stdout", call.stdout), ("stderr", call.stderr), ("value", call.value)) if text
+        (name, text)
+        for name, text in (("stdout", call.stdout), ("stderr", call.stderr), ("value", call.value))
+        if text
     ]
     others = [
-        element("details", element("summary", f"{name}, {len(text):,} characters"), element("pre", cut(text)))
+        element(
+            "details",
+            element("summary", f"{name}, {len(text):,} characters"),
+            element("pre", cut(text)),
+        )
         for name, text in more
         if text.strip() != call.content.strip()
     ]
-    shown = folded(call.content) if call.content.strip() else element("p", "no output", class_="quiet")
-    return element("section", head, facts, shown, *others, class_=f"step tool{' failed' if failed else ''}", id=place)
+    shown = (
+        folded(call.content) if call.content.strip() else element("p", "no output", class_="quiet")
+    )
+    return element(
+        "section",
+        head,
+        facts,
+        shown,
+        *others,
+        class_=f"step tool{' failed' if failed else ''}",
+        id=place,
+    )
 
 
 def fact(value: object) -> Html | None:
@@ -209,21 +279,33 @@ def folded(text: str) -> Html:
 
 
 def _tokens(call: Call) -> Html | None:
-    """A mark for each token that was sampled: grey for a probable one, the stronger the less probable it was."""
-    sampled = [(token, p) for token, p, own in zip(call.token_ids, call.logprobs, call.mask, strict=False) if own]
+    """A mark for each token that was sampled: grey for a probable one, the stronger the less
+    probable it was.
+    """
+    sampled = [
+        (token, p)
+        for token, p, own in zip(call.token_ids, call.logprobs, call.mask, strict=False)
+        if own
+    ]
     if not sampled:
         return None
     lowest = min(range(len(sampled)), key=lambda place: sampled[place][1])
-    told = f"{len(sampled)} completion tokens, the least probable is number {lowest + 1}: {sampled[lowest][1]:.3f}"
+    told = (
+        f"{len(sampled)} completion tokens, the least probable is number {lowest + 1}:"
+        f" {sampled[lowest][1]:.3f}"
+    )
     marks = [_token(number, *pair) for number, pair in enumerate(sampled[:_TOKENS_SHOWN], 1)]
     more = f"The first {_TOKENS_SHOWN:,}; " if len(sampled) > _TOKENS_SHOWN else ""
     legend = element(
         "p",
-        f"{more}the stronger a mark, the less probable its token. Log-prob ({call.logprob_kind.value}): {told}.",
+        f"{more}the stronger a mark, the less probable its token. Log-prob"
+        f" ({call.logprob_kind.value}): {told}.",
         class_="quiet",
     )
     strip = element("div", *marks, class_="tokens", role="img", aria_label=told)
-    return element("details", element("summary", f"{len(sampled)} tokens by log-prob"), strip, legend)
+    return element(
+        "details", element("summary", f"{len(sampled)} tokens by log-prob"), strip, legend
+    )
 
 
 def _token(number: int, token: int, logprob: float) -> Html:

@@ -1,14 +1,17 @@
-"""Vectors of texts: any LangChain `Embeddings` by its string, and static ones that need no download.
+"""Vectors of texts: any LangChain `Embeddings` by its string, and static ones that need no
+download.
 
-A static embedding has one vector for each token of a vocabulary, and a text is the mean of its tokens' vectors: no
-model runs, the order of the words is lost, and a chunk costs about what it costs to tokenize. It finds a passage that
-puts the question in other words, which words alone do not; it is no match for a sentence model.
+A static embedding has one vector for each token of a vocabulary, and a text is the mean of its
+tokens' vectors: no model runs, the order of the words is lost, and a chunk costs about what it
+costs to tokenize. It finds a passage that puts the question in other words, which words alone do
+not; it is no match for a sentence model.
 
-The vectors and their vocabulary are two files in the wheel of wordllama (an extra: `vectors`). We read the files and
-leave the code: importing it takes most of a second and sets up logging for the whole process. The wheel is under the
-MIT licence. The vectors were trained from the token embeddings of models whose tokenizer is Llama 2's (Llama 2 70B and
-Phi-3 Medium, as the model card says), and whether the Llama 2 Community License reaches through to them is not
-settled. They are therefore nobody's default here: whoever ships a product decides for themselves.
+The vectors and their vocabulary are two files in the wheel of wordllama (an extra: `vectors`). We
+read the files and leave the code: importing it takes most of a second and sets up logging for the
+whole process. The wheel is under the MIT licence. The vectors were trained from the token
+embeddings of models whose tokenizer is Llama 2's (Llama 2 70B and Phi-3 Medium, as the model card
+says), and whether the Llama 2 Community License reaches through to them is not settled. They are
+therefore nobody's default here: whoever ships a product decides for themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ from numpy.typing import NDArray
 from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError, RetrievalError, to_install
 
-__all__ = ["DIMENSIONS", "StaticEmbeddings", "Vectors", "load_embeddings", "name_of", "unit", "vectors_of"]
+__all__ = [
+    "DIMENSIONS",
+    "StaticEmbeddings",
+    "Vectors",
+    "load_embeddings",
+    "name_of",
+    "unit",
+    "vectors_of",
+]
 
 Vectors = NDArray[np.float32]
 """One row per text."""
@@ -40,11 +51,15 @@ _BATCH = 256
 
 
 class StaticEmbeddings(Embeddings):
-    """Mean of the tokens' vectors, of unit length; zeros for a text without a token. Threads may share it."""
+    """Mean of the tokens' vectors, of unit length; zeros for a text without a token. Threads may
+    share it.
+    """
 
     def __init__(self, dimension: int = 256) -> None:
         if dimension not in DIMENSIONS:
-            raise ConfigError(f"Static vectors do not have {dimension} numbers.", f"Choose one of {DIMENSIONS}.")
+            raise ConfigError(
+                f"Static vectors do not have {dimension} numbers.", f"Choose one of {DIMENSIONS}."
+            )
         weights, vocabulary = _files()
         self.name = f"static:{dimension}"
         self.dimension = dimension
@@ -55,23 +70,30 @@ class StaticEmbeddings(Embeddings):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # `</s>` in a text is text
-        self._table: Vectors = load_file(weights)["embedding.weight"][:, :dimension].astype(np.float32)
+        self._table: Vectors = load_file(weights)["embedding.weight"][:, :dimension].astype(
+            np.float32
+        )
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """One row per text."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for first in range(0, len(texts), _BATCH):
             for row, ids in enumerate(
-                self._ids([replace_surrogates(text) for text in texts[first : first + _BATCH]]), first
+                self._ids([replace_surrogates(text) for text in texts[first : first + _BATCH]]),
+                first,
             ):
                 if ids and texts[row]:
                     rows[row] = self._table[ids].mean(axis=0)
         return unit(rows)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        if len(texts) == 1:  # a question: waking the library's threads would take longer than the work
+        # a question: waking the library's threads would take longer than the work
+        if len(texts) == 1:
             return [self._tokenizer.encode(texts[0], add_special_tokens=False).ids]
-        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            found.ids
+            for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return self.vectors(texts).tolist()
@@ -81,14 +103,21 @@ class StaticEmbeddings(Embeddings):
 
 
 def load_embeddings(name: str) -> Embeddings:
-    """`static`, `static:64`, or `package.module:attribute` for one's own: an `Embeddings`, or what makes one."""
+    """`static`, `static:64`, or `package.module:attribute` for one's own: an `Embeddings`, or what
+    makes one.
+    """
     kind, _, rest = name.partition(":")
     if kind == "static":
         if rest and not rest.isdigit():
-            raise ConfigError(f"{rest!r} is not a number of dimensions.", f"`static:64`; known: {DIMENSIONS}.")
+            raise ConfigError(
+                f"{rest!r} is not a number of dimensions.", f"`static:64`; known: {DIMENSIONS}."
+            )
         return _static(int(rest)) if rest else _static(max(DIMENSIONS))
     if not (kind and rest):
-        raise ConfigError(f"There are no embeddings {name!r}.", "Known: static, static:64, package.module:attribute.")
+        raise ConfigError(
+            f"There are no embeddings {name!r}.",
+            "Known: static, static:64, package.module:attribute.",
+        )
     try:
         found: Any = getattr(import_module(kind), rest)
     except (ImportError, AttributeError) as error:
@@ -113,8 +142,19 @@ def _static(dimension: int) -> StaticEmbeddings:
 def name_of(embeddings: Embeddings) -> str:
     """What vectors are put on record under: two embeddings of one name are taken for the same."""
     kind = type(embeddings)
-    model = next((value for key in ("name", "model", "model_name") if (value := getattr(embeddings, key, None))), "")
-    return str(model) if isinstance(embeddings, StaticEmbeddings) else f"{kind.__module__}.{kind.__qualname__}:{model}"
+    model = next(
+        (
+            value
+            for key in ("name", "model", "model_name")
+            if (value := getattr(embeddings, key, None))
+        ),
+        "",
+    )
+    return (
+        str(model)
+        if isinstance(embeddings, StaticEmbeddings)
+        else f"{kind.__module__}.{kind.__qualname__}:{model}"
+    )
 
 
 def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
@@ -130,7 +170,8 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
         ) from error
     if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
         raise RetrievalError(
-            f"{name_of(embeddings)} gave numbers of shape {rows.shape} for {len(texts)} texts, or not finite ones.",
+            f"{name_of(embeddings)} gave numbers of shape {rows.shape} for {len(texts)} texts, or"
+            " not finite ones.",
             "Check that `embed_documents` gives one vector of one length for each text.",
         )
     return unit(rows)
@@ -148,5 +189,8 @@ def _files() -> list[Path]:
         raise ConfigError("Static vectors need wordllama.", f"Run `{to_install('vectors')}`.")
     found = [Path(spec.submodule_search_locations[0]) / file for file in _FILES]
     if missing := [str(path) for path in found if not path.is_file()]:
-        raise ConfigError(f"This version of wordllama has no {missing[0]}.", "Run `pip install 'wordllama~=0.4.0'`.")
+        raise ConfigError(
+            f"This version of wordllama has no {missing[0]}.",
+            "Run `pip install 'wordllama~=0.4.0'`.",
+        )
     return found

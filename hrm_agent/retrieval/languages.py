@@ -1,8 +1,10 @@
-"""The language of a text: told, or guessed offline from the text itself; and the stemmer that goes with it.
+"""The language of a text: told, or guessed offline from the text itself; and the stemmer that goes
+with it.
 
-Words of a language that is not known, or that has no stemmer here, are folded and not stemmed. The guess is made by
-langid's model (py3langid, 4.6 MB in its wheel), which takes a second to load and is loaded when the first document is
-read that nobody has told the language of; questions are never guessed, since they are too short.
+Words of a language that is not known, or that has no stemmer here, are folded and not stemmed. The
+guess is made by langid's model (py3langid, 4.6 MB in its wheel), which takes a second to load and
+is loaded when the first document is read that nobody has told the language of; questions are never
+guessed, since they are too short.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from typing import Any
 
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["AUTO", "NO_LANGUAGE", "STEMMERS", "check_language", "guess_language", "stemmer_of", "stemmer_version"]
+__all__ = [
+    "AUTO",
+    "NO_LANGUAGE",
+    "STEMMERS",
+    "check_language",
+    "guess_language",
+    "stemmer_of",
+    "stemmer_version",
+]
 
 AUTO = "auto"
 """In the place of a language: each text's own is guessed."""
@@ -36,19 +46,28 @@ _NONE = "none"
 _SAME = {"pcm": "en", "grc": "el", "nn": "no"}
 """Languages that the model tells apart, and one stemmer serves: their likelihoods are added up."""
 _LEAST = 0.25
-"""Likelihood below which a language is not known, of some 130; prose has reached it after three to five words."""
+"""Likelihood below which a language is not known, of some 130; prose has reached it after three to
+five words.
+"""
 _WINDOWS, _WINDOW = 4, 500
-"""Parts of a long text that are looked at, and characters of each: the beginning alone may be a licence."""
+"""Parts of a long text that are looked at, and characters of each: the beginning alone may be a
+licence.
+"""
 
 
 def check_language(name: str) -> str:
-    """`auto`, a code of `STEMMERS`, or `NO_LANGUAGE` for `none`. Raises `ConfigError` for anything else."""
+    """`auto`, a code of `STEMMERS`, or `NO_LANGUAGE` for `none`. Raises `ConfigError` for anything
+    else.
+    """
     if name in (AUTO, NO_LANGUAGE, *STEMMERS):
         return name
     if name == _NONE:
         return NO_LANGUAGE
     known = [AUTO, _NONE, *STEMMERS]
-    raise ConfigError(f"There is no language {name!r}.", f"{nearest(name, known)} Known: {', '.join(known)}.".strip())
+    raise ConfigError(
+        f"There is no language {name!r}.",
+        f"{nearest(name, known)} Known: {', '.join(known)}.".strip(),
+    )
 
 
 def guess_language(text: str) -> str:
@@ -71,7 +90,8 @@ def _sample(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
-    return Context().run(_read_model)  # it unpacks into a temporary file, which is no effect of the node that asks
+    # it unpacks into a temporary file, which is no effect of the node that asks
+    return Context().run(_read_model)
 
 
 def _read_model() -> Any:
@@ -91,7 +111,9 @@ def stemmer_of(language: str) -> Callable[[str], str] | None:
 
 @lru_cache(maxsize=1)
 def stemmer_version() -> str:
-    """What stems are made by: of another one they may be others. snowballstemmer uses PyStemmer where it is."""
+    """What stems are made by: of another one they may be others. snowballstemmer uses PyStemmer
+    where it is.
+    """
     for package in ("PyStemmer", "snowballstemmer"):
         try:
             return f"{package} {version(package)}"

@@ -1,8 +1,9 @@
 """Passages of texts, ranked by a question: BM25 in memory and without an index.
 
-Two users. A long text is cut into passages, of which the best are shown (`scored_passages`). And the hits of a search
-are often more than a reader is to be shown at once: `best_passages` chooses among the passages of all hits together, so
-that a hit that has much of the answer gets more of the room than one that has little.
+Two users. A long text is cut into passages, of which the best are shown (`scored_passages`). And
+the hits of a search are often more than a reader is to be shown at once: `best_passages` chooses
+among the passages of all hits together, so that a hit that has much of the answer gets more of the
+room than one that has little.
 """
 
 from __future__ import annotations
@@ -50,21 +51,32 @@ class Extract(Protocol):
 
 
 def scored_passages(text: str, question: str) -> list[tuple[Span, float]]:
-    """The passages of a text in its order, spans of it, each with its score; 0 where it has no word of the question."""
+    """The passages of a text in its order, spans of it, each with its score; 0 where it has no word
+    of the question.
+    """
     passages = _passages(text)
     return list(zip(passages.spans, passages.scores(question), strict=True))
 
 
 def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[list[Span]]:
-    """What to show of hits in `limit` characters: for each of them spans of its text, in order, that do not touch.
+    """What to show of hits in `limit` characters: for each of them spans of its text, in order,
+    that do not touch.
 
-    All of them where that is not too much. Else each hit's best passage comes first, those of the best hits before the
-    others', and then the best of all passages that still fit. What two hits have in common counts once and is shown
-    with the one that comes first; white space alone is not shown.
+    All of them where that is not too much. Else each hit's best passage comes first, those of the
+    best hits before the others', and then the best of all passages that still fit. What two hits
+    have in common counts once and is shown with the one that comes first; white space alone is not
+    shown.
     """
     parts = [(number, span) for number, spans in enumerate(_own_spans(hits)) for span in spans]
-    counted = _Counted(_terms(hits[number].text[start:end], hits[number].language) for number, (start, end) in parts)
-    asked = [term for language in dict.fromkeys(hit.language for hit in hits) for term in _terms(question, language)]
+    counted = _Counted(
+        _terms(hits[number].text[start:end], hits[number].language)
+        for number, (start, end) in parts
+    )
+    asked = [
+        term
+        for language in dict.fromkeys(hit.language for hit in hits)
+        for term in _terms(question, language)
+    ]
     ranked = sorted(zip(counted.scores(asked), parts, strict=True), key=lambda one: -one[0])
     first = {number: (score, span) for score, (number, span) in reversed(ranked)}
     order = [(number, first[number][1]) for number in sorted(first)] + [part for _, part in ranked]
@@ -82,7 +94,9 @@ def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[li
 def _own_spans(hits: Sequence[Extract]) -> Iterator[list[Span]]:
     """The passages of each hit, without what a hit before it has."""
     for number, hit in enumerate(hits):
-        before = [(one.start, one.start + len(one.text)) for one in hits[:number] if one.file == hit.file]
+        before = [
+            (one.start, one.start + len(one.text)) for one in hits[:number] if one.file == hit.file
+        ]
         spans: list[Span] = []
         for start, end in _left_of((hit.start, hit.start + len(hit.text)), before):
             at = start - hit.start
@@ -112,7 +126,10 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def _cut(text: str) -> list[Span]:
-    return [(chunk.start, chunk.end) for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)]
+    return [
+        (chunk.start, chunk.end)
+        for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)
+    ]
 
 
 def _terms(text: str, language: str) -> list[str]:
@@ -151,7 +168,9 @@ class _Passages:
     def __init__(self, text: str) -> None:
         self.spans = _cut(text)
         self._language = guess_language(text)
-        self._counted = _Counted(_terms(text[start:end], self._language) for start, end in self.spans)
+        self._counted = _Counted(
+            _terms(text[start:end], self._language) for start, end in self.spans
+        )
 
     def scores(self, question: str) -> list[float]:
         return self._counted.scores(_terms(question, self._language))

@@ -1,23 +1,26 @@
-"""Words of questions and texts as terms, for all that ranks by them: engines of an index, passages ranked in memory.
+"""Words of questions and texts as terms, for all that ranks by them: engines of an index, passages
+ranked in memory.
 
-A text and a question are taken apart here, and by nothing else: an engine is handed terms with a space between them and
-looks up terms, so that FTS5 and tantivy find the same, and what a text was indexed by is what a question asks for. A
-word becomes a term in three steps. It is folded: compatibility forms and case as Unicode has them (`Straße` is
-`strasse`, a final sigma is a sigma), with the dotted and dotless i of Turkish as Turkish text means them. It is stemmed
-in the language of the text. And accents are taken off, since who asks often leaves them out; that comes last, as
+A text and a question are taken apart here, and by nothing else: an engine is handed terms with a
+space between them and looks up terms, so that FTS5 and tantivy find the same, and what a text was
+indexed by is what a question asks for. A word becomes a term in three steps. It is folded:
+compatibility forms and case as Unicode has them (`Straße` is `strasse`, a final sigma is a sigma),
+with the dotted and dotless i of Turkish as Turkish text means them. It is stemmed in the language
+of the text. And accents are taken off, since who asks often leaves them out; that comes last, as
 stemmers need them.
 
-A question may meet documents of several languages, and is asked in each of them: a phrase has one form for each
-language in which it comes out otherwise.
+A question may meet documents of several languages, and is asked in each of them: a phrase has one
+form for each language in which it comes out otherwise.
 
-A question is full of what query languages reserve, so it is taken apart into words first, at apostrophes and hyphens
-too: who asks for "the president's plan" wants the president. A word that has several terms (`3.14`, `U.S.`) is a
-phrase. One phrase is enough for a hit, and BM25 decides. Words that only ask ("which", "did") are left out where there
-are others: texts seldom have them, so BM25 would take them for what the question is about. Other stop words are left to
-BM25 in an index, which knows how common they are; a single text is too short to tell.
+A question is full of what query languages reserve, so it is taken apart into words first, at
+apostrophes and hyphens too: who asks for "the president's plan" wants the president. A word that
+has several terms (`3.14`, `U.S.`) is a phrase. One phrase is enough for a hit, and BM25 decides.
+Words that only ask ("which", "did") are left out where there are others: texts seldom have them, so
+BM25 would take them for what the question is about. Other stop words are left to BM25 in an index,
+which knows how common they are; a single text is too short to tell.
 
-Chinese and Japanese text has hardly any white space. There each character is indexed as a word, and a question asks an
-engine for its pairs of neighbours.
+Chinese and Japanese text has hardly any white space. There each character is indexed as a word, and
+a question asks an engine for its pairs of neighbours.
 """
 
 from __future__ import annotations
@@ -51,11 +54,26 @@ _RUN = re.compile(f"[{_UNSPACED}]+")
 _WORD = regex.compile(rf"[{_UNSPACED}]|[\p{{L}}\p{{N}}\p{{M}}--[{_UNSPACED}]]+", regex.V1)
 _APART = re.compile(r"[\s\0:/|,;=()\[\]{}<>+*&^~!?\"“”„'’‘ʼ‐‑–—-]+")
 _ACCENTS = re.compile("(?<!и)\u0306|[\u0300-\u0305\u0307-\u036f\u0591-\u05c7\u064b-\u0652]")
-"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й makes it another letter."""
+"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й makes it another
+letter.
+"""
 _PLAIN = str.maketrans(
-    {"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "æ": "ae", "œ": "oe", "ς": "σ"}
+    {
+        "ı": "i",
+        "ł": "l",
+        "ø": "o",
+        "đ": "d",
+        "ð": "d",
+        "þ": "th",
+        "ħ": "h",
+        "æ": "ae",
+        "œ": "oe",
+        "ς": "σ",
+    }
 )
-_ASKING = frozenset(("did", "do", "does", "how", "what", "when", "where", "which", "who", "whom", "whose", "why"))
+_ASKING = frozenset(
+    ("did", "do", "does", "how", "what", "when", "where", "which", "who", "whom", "whose", "why")
+)
 # fmt: off
 _COMMON = _ASKING | {
     "a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "in", "is", "it", "its", "of", "on", "or", "that",
@@ -76,7 +94,9 @@ def terms_of(text: str, language: str = NO_LANGUAGE) -> list[str]:
 
 
 def term_spans(text: str, languages: Iterable[str]) -> Iterator[tuple[int, int, set[str]]]:
-    """Each word of a text: its first character, one past its last, and its terms in any of the languages."""
+    """Each word of a text: its first character, one past its last, and its terms in any of the
+    languages.
+    """
     terms = {language: _terms_in(language) for language in languages}
     for word in _WORD.finditer(text):
         yield *word.span(), {_joined(word[0], language, terms[language]) for language in terms}
@@ -102,7 +122,9 @@ def phrases_of(question: str, languages: Sequence[str] = (NO_LANGUAGE,)) -> list
 def _phrases(word: str, language: str) -> list[Phrase]:
     folded, term = _folded(word, language), _terms_in(language).__getitem__
     runs = [tuple(map(term, run)) for run in _RUN.findall(folded)]
-    pairs = [pair for run in runs for pair in pairwise(run)] + [run for run in runs if len(run) == 1]
+    pairs = [pair for run in runs for pair in pairwise(run)] + [
+        run for run in runs if len(run) == 1
+    ]
     rest = (tuple(map(term, _WORD.findall(part))) for part in _RUN.split(folded))
     return [phrase for phrase in rest if phrase] + pairs
 

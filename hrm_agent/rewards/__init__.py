@@ -1,4 +1,6 @@
-"""Rewards of one's own: rubrics of named functions, answer readers, comparisons, code tests, and judges."""
+"""Rewards of one's own: rubrics of named functions, answer readers, comparisons, code tests, and
+judges.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Calls of libraries and patterns on a policy's text, which nobody made for hostile texts, within bounds of the kernel.
+"""Calls of libraries and patterns on a policy's text, which nobody made for hostile texts, within
+bounds of the kernel.
 
-They run in a process that does nothing else: a child of a child of this one, outside of the environment that
-model-written code runs in, tied to it by two pipes that nobody else has. It is sent a function's name and its
-arguments, and what it sends back is JSON. It ends when this process does.
+They run in a process that does nothing else: a child of a child of this one, outside of the
+environment that model-written code runs in, tied to it by two pipes that nobody else has. It is
+sent a function's name and its arguments, and what it sends back is JSON. It ends when this process
+does.
 
-Each call is a fork's, which the kernel ends when it takes more than the bounds: then the text had it do that, and
-`ExceededError` says what. CPU time is what counts, so that a busy machine changes nothing. What this side has seen go
-wrong otherwise (a process that cannot be started or is gone, a call that got no processor) is a `RuntimeError`: no text
-is to blame for it.
+Each call is a fork's, which the kernel ends when it takes more than the bounds: then the text had
+it do that, and `ExceededError` says what. CPU time is what counts, so that a busy machine changes
+nothing. What this side has seen go wrong otherwise (a process that cannot be started or is gone, a
+call that got no processor) is a `RuntimeError`: no text is to blame for it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class CallRaisedError(Exception):
 
 
 def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) -> Any:
-    """Call `function`, as `module:name`; its result has to be JSON. `imports`: modules that it needs, if installed.
+    """Call `function`, as `module:name`; its result has to be JSON. `imports`: modules that it
+    needs, if installed.
 
     Raises `ExceededError`, `CallRaisedError`, and RuntimeError where the process was lost twice.
     """
@@ -61,7 +64,9 @@ def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) ->
         case {"lost": str(words)}:
             raise RuntimeError(words)
         case _:
-            raise RuntimeError("a call on a policy's text was lost: its process was killed, or got no processor")
+            raise RuntimeError(
+                "a call on a policy's text was lost: its process was killed, or got no processor"
+            )
 
 
 class _Server:
@@ -105,7 +110,8 @@ def _start() -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         start_new_session=True,  # Ctrl+C is for this process, which may still have calls to make
     )
-    process.wait()  # the one that serves is its child: a process of rewards is asked whether it has left children
+    # the one that serves is its child: a process of rewards is asked whether it has left children
+    process.wait()
     return process
 
 
@@ -144,7 +150,9 @@ def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _import(module: str, others: Sequence[str]) -> str:
-    """Before the first fork: what takes seconds is not a call's time. Empty, or why `module` does not import."""
+    """Before the first fork: what takes seconds is not a call's time. Empty, or why `module` does
+    not import.
+    """
     for name in others:
         with suppress(ImportError):
             import_module(name)

@@ -1,7 +1,9 @@
-"""Calling reward functions, in the process that has them: every way of failing becomes a typed fault.
+"""Calling reward functions, in the process that has them: every way of failing becomes a typed
+fault.
 
-An async function is cancelled at its timeout. A synchronous one runs in a thread, which nothing can end: here it is
-left behind after its timeout. `hrm_agent.rewards.pool` calls rubrics that have a name in a process that can be ended.
+An async function is cancelled at its timeout. A synchronous one runs in a thread, which nothing can
+end: here it is left behind after its timeout. `hrm_agent.rewards.pool` calls rubrics that have a
+name in a process that can be ended.
 """
 
 from __future__ import annotations
@@ -33,20 +35,28 @@ class JudgeError(Exception):
         self.calls = tuple(calls)
 
 
-def fault_score(reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0) -> RewardScore:
+def fault_score(
+    reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0
+) -> RewardScore:
     """The score of a function that gave no value."""
     said = storable(reason[:MAX_REASON_CHARACTERS])
-    return RewardScore(name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds)
+    return RewardScore(
+        name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds
+    )
 
 
 async def rollout_score(rubric: Rubric, reward: Reward, rollout: Rollout) -> RewardScore:
-    """What one function says of one rollout. Raises `HrmError` for a function that cannot work for any."""
+    """What one function says of one rollout. Raises `HrmError` for a function that cannot work for
+    any.
+    """
     began = time.monotonic()
     given = await _outcome_of(reward, rollout, (rollout,))
     return _score(rubric, reward, given, time.monotonic() - began)
 
 
-async def group_scores(rubric: Rubric, reward: Reward, group: Sequence[Rollout]) -> list[RewardScore]:
+async def group_scores(
+    rubric: Rubric, reward: Reward, group: Sequence[Rollout]
+) -> list[RewardScore]:
     """What a function that compares says of each rollout of a group."""
     began = time.monotonic()
     given = await _outcome_of(reward, group[0], group)
@@ -56,8 +66,15 @@ async def group_scores(rubric: Rubric, reward: Reward, group: Sequence[Rollout])
     by_id = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
     ids = [rollout.trajectory.id for rollout in group]
     if by_id is None or set(by_id) != set(ids):
-        said = f"it returned {type(given).__name__}" if by_id is None else f"it returned {sorted(map(str, by_id))[:8]}"
-        reason = f"a reward of a group returns a mapping with the id of each of its {len(ids)} trajectories; {said}"
+        said = (
+            f"it returned {type(given).__name__}"
+            if by_id is None
+            else f"it returned {sorted(map(str, by_id))[:8]}"
+        )
+        reason = (
+            f"a reward of a group returns a mapping with the id of each of its {len(ids)}"
+            f" trajectories; {said}"
+        )
         return [fault_score(reward, RewardFault.RAISED, reason, seconds) for _ in group]
     return [_score(rubric, reward, by_id[id_], seconds) for id_ in ids]
 
@@ -84,7 +101,9 @@ async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]
         spent = time.monotonic() - began
         if spent < reward.timeout_seconds:  # the function's own
             return fault_score(reward, RewardFault.RAISED, "TimeoutError", spent)
-        return fault_score(reward, RewardFault.TIMEOUT, f"not done after {reward.timeout_seconds:g} s", spent)
+        return fault_score(
+            reward, RewardFault.TIMEOUT, f"not done after {reward.timeout_seconds:g} s", spent
+        )
     except JudgeError as error:
         fault = fault_score(reward, RewardFault.JUDGE, str(error), time.monotonic() - began)
         return fault.model_copy(update={"judge_calls": error.calls})
@@ -101,7 +120,8 @@ async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) ->
     def call() -> Any:
         try:
             return function(**arguments)
-        except (StopIteration, SystemExit, KeyboardInterrupt) as error:  # would end more than the function
+        # would end more than the function
+        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(type(error).__name__) from error
 
     given = await asyncio.wrap_future(_threads.call(call))

@@ -31,15 +31,22 @@ Comparison = Callable[[str, str], bool]
 MAX_EXPRESSION_CHARACTERS = 512
 """Longer texts are not read as mathematics."""
 LEAST_SET_CHARACTERS, SET_FACTOR = 4096, 16
-"""A set that is written in more, and in more than so many times those of the reference, is another one."""
+"""A set that is written in more, and in more than so many times those of the reference, is another
+one.
+"""
 BOUNDED_SECONDS = 600.0
 """Seconds of a reward whose single calls are bounded, since they wait for each other."""
 
 
 def answer_is(
-    reader: str | Reader = "boxed", compare: str | Comparison = "exact", *, name: str = "correct", weight: float = 1.0
+    reader: str | Reader = "boxed",
+    compare: str | Comparison = "exact",
+    *,
+    name: str = "correct",
+    weight: float = 1.0,
 ) -> Reward:
-    """A reward: 1 where what `reader` finds in the final text is the task's reference answer, else 0.
+    """A reward: 1 where what `reader` finds in the final text is the task's reference answer, else
+    0.
 
     No opinion (None) where the task has no reference answer.
     """
@@ -66,7 +73,9 @@ def comparison_of(spec: str | Comparison) -> Comparison:
     if name == "numeric":
         return partial(_numeric, _tolerance(rest or "1e-6"))
     if name == "symbolic" and find_spec("math_verify") is None:
-        raise ConfigError("The comparison `symbolic` needs math-verify.", f"Run `{to_install('math')}`.")
+        raise ConfigError(
+            "The comparison `symbolic` needs math-verify.", f"Run `{to_install('math')}`."
+        )
     if name in _BY_NAME and not rest:
         return _BY_NAME[name]
     known = [*_BY_NAME, "numeric:TOLERANCE"]
@@ -104,8 +113,8 @@ def _set(answer: str, reference: str) -> bool:
 class _Elements:
     """A set in words. A comma between groups of three digits separates nothing.
 
-    Elements that `exact_equal` finds equal are one. Each is read once, and found by its number: a policy may write as
-    many as it likes.
+    Elements that `exact_equal` finds equal are one. Each is read once, and found by its number: a
+    policy may write as many as it likes.
     """
 
     def __init__(self, text: str) -> None:
@@ -135,7 +144,8 @@ def _symbolic(answer: str, reference: str) -> bool:
 def _why_not_symbolic(answer: str, reference: str) -> str:
     """Why an answer is another one, in words; empty where it is equal.
 
-    What an answer has the algebra do is the answer's doing. So is a text that the algebra cannot read.
+    What an answer has the algebra do is the answer's doing. So is a text that the algebra cannot
+    read.
     """
     if exact_equal(answer, reference):
         return ""
@@ -148,4 +158,9 @@ def _why_not_symbolic(answer: str, reference: str) -> str:
     return "" if equal else "not equal"
 
 
-_BY_NAME: dict[str, Comparison] = {"exact": exact_equal, "set": _set, "symbolic": _symbolic, "text": _text}
+_BY_NAME: dict[str, Comparison] = {
+    "exact": exact_equal,
+    "set": _set,
+    "symbolic": _symbolic,
+    "text": _text,
+}

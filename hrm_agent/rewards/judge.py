@@ -1,13 +1,15 @@
 """A model as judge: it scores one answer against criteria, or ranks the siblings of a group.
 
-What is judged was written by a policy that is rewarded for it, so it is handed over as JSON strings, which cannot close
-the place that they stand in, and the judge is told that they are data. That makes injected instructions harder, not
-impossible: keep a reward beside it that no text can talk to.
+What is judged was written by a policy that is rewarded for it, so it is handed over as JSON
+strings, which cannot close the place that they stand in, and the judge is told that they are data.
+That makes injected instructions harder, not impossible: keep a reward beside it that no text can
+talk to.
 
-The judge answers in JSON. An answer that cannot be read, or that is about other candidates than it was given, is asked
-for once more, with what was wrong; then it is a fault (`RewardFault.JUDGE`), and so is a model that does not answer.
-Candidates of a ranking stand in an order drawn from the task, since judges prefer what comes first. Every request, its
-answer, and the tokens and cost that were reported stand on record with the score.
+The judge answers in JSON. An answer that cannot be read, or that is about other candidates than it
+was given, is asked for once more, with what was wrong; then it is a fault (`RewardFault.JUDGE`),
+and so is a model that does not answer. Candidates of a ranking stand in an order drawn from the
+task, since judges prefer what comes first. Every request, its answer, and the tokens and cost that
+were reported stand on record with the score.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def judged(
     async def score(text: str, reference: str | None, task: TaskRef) -> Scored:
         if not text:
             return Scored(0.0, "there is no answer")
-        asked = _messages(_ONE.format(criteria=criteria), {**_about(task, reference), "answer": _cut(text)})
+        asked = _messages(
+            _ONE.format(criteria=criteria), {**_about(task, reference), "answer": _cut(text)}
+        )
         calls: list[JudgeCall] = []
         verdict = await _ask(judge, asked, _Verdict, lambda found: "", calls)
         return Scored(verdict.score, verdict.reason[:MAX_REASON_CHARACTERS], tuple(calls))
@@ -99,7 +103,8 @@ def ranked(
     weight: float = 1.0,
     timeout_seconds: float = 300.0,
 ) -> Reward:
-    """A reward from 0 to 1 by which a model compares the answers of all rollouts of a task, in one request.
+    """A reward from 0 to 1 by which a model compares the answers of all rollouts of a task, in one
+    request.
 
     A rollout without a final text gets 0 and is not shown. `model` as in `judged`.
     """
@@ -116,10 +121,13 @@ def ranked(
         answers = {label: _cut(trajectory.answer or "") for label, trajectory in by_label.items()}
         labels = ", ".join(f'"{label}": ...' for label in by_label)
         asked = _messages(
-            _MANY.format(criteria=criteria, labels=labels), {**_about(task, task.answer), "answers": answers}
+            _MANY.format(criteria=criteria, labels=labels),
+            {**_about(task, task.answer), "answers": answers},
         )
         calls: list[JudgeCall] = []
-        found = await _ask(judge, asked, _Ranking, lambda ranking: _mislabelled(ranking, by_label), calls)
+        found = await _ask(
+            judge, asked, _Ranking, lambda ranking: _mislabelled(ranking, by_label), calls
+        )
         first = min(shown, key=lambda t: (t.sample_index, t.id)).id
         return silent | {
             t.id: Scored(
@@ -136,17 +144,25 @@ def ranked(
 def _mislabelled(ranking: _Ranking, labels: Mapping[str, Any]) -> str:
     if set(ranking.scores) == set(labels):
         return ""
-    return f"scores are wanted for exactly {', '.join(labels)}, and were given for {', '.join(ranking.scores)[:500]}"
+    return (
+        f"scores are wanted for exactly {', '.join(labels)}, and were given for"
+        f" {', '.join(ranking.scores)[:500]}"
+    )
 
 
 def _judge(model: str | BaseChatModel) -> BaseChatModel:
     if isinstance(model, str) and not model:
-        raise ConfigError("A judge needs a model.", "Name one as in --policy, such as openai:gpt-5-mini.")
+        raise ConfigError(
+            "A judge needs a model.", "Name one as in --policy, such as openai:gpt-5-mini."
+        )
     return PolicyModel(model=model, temperature=0.0) if isinstance(model, str) else model
 
 
 def _about(task: TaskRef, reference: str | None) -> dict[str, str]:
-    return {"task": _cut(task.prompt), **({"reference": _cut(reference)} if reference is not None else {})}
+    return {
+        "task": _cut(task.prompt),
+        **({"reference": _cut(reference)} if reference is not None else {}),
+    }
 
 
 def _cut(text: str) -> str:
@@ -179,22 +195,34 @@ async def _ask(
             found, fault = None, str(error)
         if found is not None and not fault:
             return found
-        messages += [AIMessage(answer), HumanMessage(f"That cannot be used: {fault}. Reply with the JSON object only.")]
-    raise JudgeError(f"the judge gave no usable answer in {TRIES} tries; its last: {calls[-1].response[:300]!r}", calls)
+        messages += [
+            AIMessage(answer),
+            HumanMessage(f"That cannot be used: {fault}. Reply with the JSON object only."),
+        ]
+    raise JudgeError(
+        f"the judge gave no usable answer in {TRIES} tries; its last: {calls[-1].response[:300]!r}",
+        calls,
+    )
 
 
-async def _answer(judge: BaseChatModel, messages: Sequence[BaseMessage], calls: list[JudgeCall]) -> str:
+async def _answer(
+    judge: BaseChatModel, messages: Sequence[BaseMessage], calls: list[JudgeCall]
+) -> str:
     began = time.monotonic()
     try:
         reply = await judge.ainvoke(list(messages))
     except Exception as error:  # every provider has errors of its own
-        raise JudgeError(f"the judge did not answer: {type(error).__name__}: {error}", calls) from error
+        raise JudgeError(
+            f"the judge did not answer: {type(error).__name__}: {error}", calls
+        ) from error
     text, usage = str(reply.text), cast("Mapping[str, Any]", reply.usage_metadata or {})
     facts = cast("Mapping[str, Any]", reply.response_metadata)
     cost = cast("Mapping[str, Any]", facts.get("token_usage") or {}).get("cost", facts.get("cost"))
     calls.append(
         JudgeCall(
-            model=str(facts.get("model_name") or getattr(judge, "model", None) or type(judge).__name__),
+            model=str(
+                facts.get("model_name") or getattr(judge, "model", None) or type(judge).__name__
+            ),
             request=tuple({"role": message.type, "content": message.text} for message in messages),
             response=text,
             input_tokens=usage.get("input_tokens"),

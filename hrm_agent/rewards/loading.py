@@ -53,9 +53,14 @@ def _import(module_name: str, spec: str, folder: str) -> ModuleType:
     except HrmError:
         raise
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
+        trial = (
+            f"python {module_name}"
+            if module_name.endswith(".py")
+            else f"python -c 'import {module_name}'"
+        )
         raise ConfigError(
-            f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.", f"Try `{trial}` in {folder}."
+            f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.",
+            f"Try `{trial}` in {folder}.",
         ) from error
 
 

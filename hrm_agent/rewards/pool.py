@@ -1,10 +1,12 @@
-"""Processes in which a named rubric's functions run, and what becomes of those that hang in one or are ended by it.
+"""Processes in which a named rubric's functions run, and what becomes of those that hang in one or
+are ended by it.
 
-A reward function is a user's code on a policy's text: it may loop, sleep, fork, or end its process. Whoever calls it
-must not be held up, and must know which function did it. Each process says which function it begins; where one has not
-answered long after its time, the process is ended with all that it has started. Which of those that ran there side by
-side was at fault cannot be told: each is called once more, in a process of its own, and what ends or stops that one is
-its own fault. A process in which a function has left a thread or a child behind gets no further work.
+A reward function is a user's code on a policy's text: it may loop, sleep, fork, or end its process.
+Whoever calls it must not be held up, and must know which function did it. Each process says which
+function it begins; where one has not answered long after its time, the process is ended with all
+that it has started. Which of those that ran there side by side was at fault cannot be told: each is
+called once more, in a process of its own, and what ends or stops that one is its own fault. A
+process in which a function has left a thread or a child behind gets no further work.
 """
 
 from __future__ import annotations
@@ -61,9 +63,17 @@ class RewardPool:
     """Processes with one rubric loaded. Use as an async context manager."""
 
     def __init__(
-        self, rubric: Rubric, spec: str, folder: str, *, workers: int = 2, environment: Mapping[str, str] | None = None
+        self,
+        rubric: Rubric,
+        spec: str,
+        folder: str,
+        *,
+        workers: int = 2,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`rubric` has been loaded by `spec`, which is relative to `folder`; `environment`: further variables."""
+        """`rubric` has been loaded by `spec`, which is relative to `folder`; `environment`: further
+        variables.
+        """
         self._spec, self._folder = spec, folder
         self._variables = {**os.environ, **(environment or {})}
         self._rewards = {part.name: part for part in rubric.parts}
@@ -82,8 +92,12 @@ class RewardPool:
         for worker in list(self._all):
             await worker.close()
 
-    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, list[RewardScore]]:
-        """The scores of each of `names`, one for each rollout. Raises `HrmError` for a rubric that cannot work."""
+    async def score(
+        self, rollouts: Sequence[Rollout], names: Sequence[str]
+    ) -> dict[str, list[RewardScore]]:
+        """The scores of each of `names`, one for each rollout. Raises `HrmError` for a rubric that
+        cannot work.
+        """
         try:
             data = pickle.dumps(rollouts)
         except Exception as error:  # of a state, which may hold anything
@@ -104,7 +118,9 @@ class RewardPool:
         return job.scores
 
     def _not_handed_over(self, name: str, error: Exception, count: int) -> list[RewardScore]:
-        reason = f"what it looks at cannot be handed to its process: {type(error).__name__}: {error}"
+        reason = (
+            f"what it looks at cannot be handed to its process: {type(error).__name__}: {error}"
+        )
         return [fault_score(self._rewards[name], RewardFault.RAISED, reason)] * count
 
     async def _shared(self) -> _Worker:
@@ -182,8 +198,9 @@ class _Worker:
             env={**variables, "PYTHONPATH": paths},
             start_new_session=True,
         )
-        # In CPython 3.11 `create_subprocess_exec` hangs if it is cancelled together with the task that connects its
-        # pipes, as at the end of `asyncio.run`. So it runs in a task of its own, and `close` waits for that.
+        # In CPython 3.11 `create_subprocess_exec` hangs if it is cancelled together with the task
+        # that connects its pipes, as at the end of `asyncio.run`. So it runs in a task of its own,
+        # and `close` waits for that.
         self._starting = asyncio.create_task(starting)
         self._process = await asyncio.shield(self._starting)
         try:
@@ -194,23 +211,32 @@ class _Worker:
         except TimeoutError:
             await self.close()
             raise ConfigError(
-                f"The rubric {spec!r} was not imported within {_OPEN_SECONDS:g} s.", "Import less at its top."
+                f"The rubric {spec!r} was not imported within {_OPEN_SECONDS:g} s.",
+                "Import less at its top.",
             ) from None
         if answer is None or "error" in answer:
             await self.close()
-            said = answer["error"] if answer else [f"The rubric {spec!r} ended the process that imported it.", ""]
+            said = (
+                answer["error"]
+                if answer
+                else [f"The rubric {spec!r} ended the process that imported it.", ""]
+            )
             raise ConfigError(*said)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def run(self, job: _Job) -> None:
-        """Until the job is done, or the process has ended; then `job.names` are those without an answer."""
+        """Until the job is done, or the process has ended; then `job.names` are those without an
+        answer.
+        """
         self._numbers += 1
         number = self._numbers
         self._jobs[number] = job
         try:
             if not self._ended:
                 with suppress(ConnectionError):
-                    await self._send(("score", number, job.data, job.count, tuple(job.names), imported_files()))
+                    await self._send(
+                        ("score", number, job.data, job.count, tuple(job.names), imported_files())
+                    )
                 await job.done
         finally:
             self._jobs.pop(number, None)
@@ -263,14 +289,23 @@ class _Worker:
                 job.done.set_result(None)
 
     async def _watch(self) -> None:
-        """End the process where a function is not done in its time and its own timeout has not ended it."""
+        """End the process where a function is not done in its time and its own timeout has not
+        ended it.
+        """
         while True:
             now = time.monotonic()
-            late = [job for job in self._jobs.values() if job.began is not None and job.deadline < now]
+            late = [
+                job for job in self._jobs.values() if job.began is not None and job.deadline < now
+            ]
             for job in late if self._alone else ():
                 assert job.began is not None
                 bound = self._rewards[job.began].timeout_seconds
-                _give_up(job, self._rewards, RewardFault.TIMEOUT, f"not done after {bound:g} s; its process was ended")
+                _give_up(
+                    job,
+                    self._rewards,
+                    RewardFault.TIMEOUT,
+                    f"not done after {bound:g} s; its process was ended",
+                )
             if late:
                 self._kill()
                 return

@@ -10,9 +10,10 @@ r"""Which part of a final text is the answer, by a name.
 | `regex:PATTERN` | the first group of the last match, or the whole match |
 | `text` | the whole text |
 
-Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): what stands in reasoning, tool calls or
-forged tool responses is no answer. A text is read up to a bound. A pattern that backtracks without end on a text finds
-no answer in it: a search has its bounds (`hrm_agent.rewards.bounded_call`).
+Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): what stands in
+reasoning, tool calls or forged tool responses is no answer. A text is read up to a bound. A pattern
+that backtracks without end on a text finds no answer in it: a search has its bounds
+(`hrm_agent.rewards.bounded_call`).
 """
 
 from __future__ import annotations
@@ -91,13 +92,17 @@ def _regex(pattern: str) -> Reader:
     try:
         compiled = re.compile(pattern, re.MULTILINE)
     except re.error as error:
-        raise ConfigError(f"regex:{pattern} is no regular expression: {error}.", "See Python's re.") from error
+        raise ConfigError(
+            f"regex:{pattern} is no regular expression: {error}.", "See Python's re."
+        ) from error
 
     return partial(_found, compiled.pattern)
 
 
 def _found(pattern: str, text: str) -> str | None:
-    """None also where the search took too long, which is the text's doing: the pattern is the same for all."""
+    """None also where the search took too long, which is the text's doing: the pattern is the same
+    for all.
+    """
     with suppress(ExceededError):
         return bounded_call("hrm_agent.rewards.readers:last_match", pattern, text)
     return None

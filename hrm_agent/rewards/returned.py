@@ -1,13 +1,16 @@
-"""Comparison of what a call returned, as the sandbox reports it, with the value that a test expects.
+"""Comparison of what a call returned, as the sandbox reports it, with the value that a test
+expects.
 
-What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`; it may be any JSON.
-So it is only ever read along the value that is wanted, and whatever is odd about it makes it another value.
+What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`;
+it may be any JSON. So it is only ever read along the value that is wanted, and whatever is odd
+about it makes it another value.
 
-Equal is what Python finds equal, with a list for what `hrm_agent.rewards.inside` tells as one (list, tuple, range,
-deque, UserList, array, array of numpy), since JSON does not tell tuples apart, and keys of mappings as their text.
-Beyond that: nan is nan; True and False by themselves are no numbers; a number of single precision is any float that
-rounds to it, but for 0, and a fraction or decimal is the float that it rounds to. Integers, keys, members of sets and
-numbers of half precision are equal exactly.
+Equal is what Python finds equal, with a list for what `hrm_agent.rewards.inside` tells as one
+(list, tuple, range, deque, UserList, array, array of numpy), since JSON does not tell tuples apart,
+and keys of mappings as their text. Beyond that: nan is nan; True and False by themselves are no
+numbers; a number of single precision is any float that rounds to it, but for 0, and a fraction or
+decimal is the float that it rounds to. Integers, keys, members of sets and numbers of half
+precision are equal exactly.
 """
 
 from __future__ import annotations
@@ -43,12 +46,16 @@ def _same(shown: Any, wanted: Any) -> bool:
         return _same_number(shown, wanted)
     if isinstance(wanted, (list, tuple)):
         items, expected = _tagged(shown, "l"), cast("Sequence[Any]", wanted)
-        return items is not None and len(items) == len(expected) and all(map(_same, items, expected))
+        return (
+            items is not None and len(items) == len(expected) and all(map(_same, items, expected))
+        )
     if isinstance(wanted, dict):
         return _same_mapping(_tagged(shown, "d"), cast("Mapping[Any, Any]", wanted))
     if isinstance(wanted, (set, frozenset)):
         items, members = _tagged(shown, "s"), cast("AbstractSet[Any]", wanted)
-        return items is not None and set(map(_hashable, items)) == set(map(_hashable_as_told, members))
+        return items is not None and set(map(_hashable, items)) == set(
+            map(_hashable_as_told, members)
+        )
     return False
 
 

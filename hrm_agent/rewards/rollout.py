@@ -16,7 +16,9 @@ __all__ = ["Rollout", "arguments_of", "as_score", "scoring_of", "storable"]
 
 
 def storable(text: str) -> str:
-    """`text` with a question mark for each half of a character, which JSON can spell and no record can hold."""
+    """`text` with a question mark for each half of a character, which JSON can spell and no record
+    can hold.
+    """
     return text.encode(errors="replace").decode()
 
 
@@ -31,7 +33,9 @@ class Rollout:
 
 
 def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> dict[str, Any]:
-    """What the function of `reward` is called with. Raises LookupError for what is not on record."""
+    """What the function of `reward` is called with.
+    Raises LookupError for what is not on record.
+    """
     trajectory = rollout.trajectory
     if STATE in reward.wants and rollout.state is None:
         raise LookupError(f"the state of thread {trajectory.thread_id!r} is not on record")
@@ -51,7 +55,8 @@ def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> 
 def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0) -> RewardScore:
     """The score that a function's value stands for. `decides`: it is the rubric's outcome.
 
-    Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever it was given.
+    Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever
+    it was given.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
     fault, reason, value = None, storable(scored.reason), scored.value
@@ -65,7 +70,11 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     if number is not None and not math.isfinite(number):
         fault, reason, number = RewardFault.NOT_A_NUMBER, f"it returned {number}", None
     elif number is not None and decides and not 0.0 <= number <= 1.0:
-        fault, reason, number = RewardFault.OUT_OF_RANGE, f"the outcome lies in [0, 1], it returned {number:g}", None
+        fault, reason, number = (
+            RewardFault.OUT_OF_RANGE,
+            f"the outcome lies in [0, 1], it returned {number:g}",
+            None,
+        )
     return RewardScore(
         name=reward.name,
         value=number,
@@ -78,15 +87,24 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
 
 
 def scoring_of(
-    rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore], *, keeps_truncated: bool = False
+    rubric: Rubric,
+    code: str,
+    trajectory: Trajectory,
+    scores: Sequence[RewardScore],
+    *,
+    keeps_truncated: bool = False,
 ) -> Scoring:
     """The scoring that one trajectory's scores come to.
 
-    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand. `keeps_truncated`:
-    its outcome stands, too, as a reward; that such a run is not right, its status says.
+    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards
+    stand. `keeps_truncated`: its outcome stands, too, as a reward; that such a run is not right,
+    its status says.
     """
     cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
-    scores = [_not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s for s in scores]
+    scores = [
+        _not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s
+        for s in scores
+    ]
     outcome = next(score.value for score in scores if score.name == rubric.outcome)
     counted = [score for score in scores if score.weight != 0]
     values = [score.weight * score.value for score in counted if score.value is not None]
@@ -103,4 +121,6 @@ def scoring_of(
 
 
 def _not_right(score: RewardScore) -> RewardScore:
-    return score.model_copy(update={"value": 0.0, "reason": f"the run was truncated; {score.reason}".rstrip("; ")})
+    return score.model_copy(
+        update={"value": 0.0, "reason": f"the run was truncated; {score.reason}".rstrip("; ")}
+    )

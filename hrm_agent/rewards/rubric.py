@@ -12,12 +12,14 @@ A reward function names what it wants to see, and is given that:
 | `state` | the graph's last state, by channel |
 | `group` | the trajectories of all rollouts of the task, for a reward that compares them |
 
-It may be async. It returns a number, a bool, None (no opinion: it is left out of the sum), or a `Scored` with words.
-One that has the parameter `group` is called once for all rollouts of a task, and returns a mapping from trajectory id
-to any of these. By id and not by place: a list whose order is another's would credit the wrong rollouts.
+It may be async. It returns a number, a bool, None (no opinion: it is left out of the sum), or a
+`Scored` with words. One that has the parameter `group` is called once for all rollouts of a task,
+and returns a mapping from trajectory id to any of these. By id and not by place: a list whose order
+is another's would credit the wrong rollouts.
 
-What a function raises, a value that is not finite and a call that takes longer than `timeout_seconds` are typed faults
-(`RewardFault`): the rollout then has no reward, and is neither right nor wrong.
+What a function raises, a value that is not finite and a call that takes longer than
+`timeout_seconds` are typed faults (`RewardFault`): the rollout then has no reward, and is neither
+right nor wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function with its name and weight. Raises `ConfigError` for a parameter that nothing can be given to."""
+    """A reward function with its name and weight. Raises `ConfigError` for a parameter that nothing
+    can be given to.
+    """
 
     function: Callable[..., Any]
     """Sync or async; see the module."""
@@ -74,9 +78,14 @@ class Reward:
         object.__setattr__(self, "wants", _parameters(self.function, name))
         if not name.isidentifier() or name == TOTAL:
             why = "it is the sum's" if name == TOTAL else "a name is letters, digits and _"
-            raise ConfigError(f"A reward cannot be called {name!r}: {why}.", "Give another: Reward(f, name=...).")
+            raise ConfigError(
+                f"A reward cannot be called {name!r}: {why}.", "Give another: Reward(f, name=...)."
+            )
         if not self.timeout_seconds > 0:
-            raise ConfigError(f"The reward {name!r} has a timeout of {self.timeout_seconds} s.", "Give more than 0.")
+            raise ConfigError(
+                f"The reward {name!r} has a timeout of {self.timeout_seconds} s.",
+                "Give more than 0.",
+            )
 
     @property
     def compares(self) -> bool:
@@ -86,18 +95,28 @@ class Reward:
 
 def _parameters(function: Callable[..., Any], name: str) -> frozenset[str]:
     if not callable(function):
-        raise ConfigError(f"The reward {name!r} is a {type(function).__name__}, not a function.", _SHAPES)
+        raise ConfigError(
+            f"The reward {name!r} is a {type(function).__name__}, not a function.", _SHAPES
+        )
     found = inspect.signature(function).parameters.values()
-    wanted = [p.name for p in found if p.kind is not p.VAR_KEYWORD and (p.default is p.empty or p.name in PARAMETERS)]
+    wanted = [
+        p.name
+        for p in found
+        if p.kind is not p.VAR_KEYWORD and (p.default is p.empty or p.name in PARAMETERS)
+    ]
     for parameter in wanted:
         if parameter not in PARAMETERS:
             known = ", ".join(sorted(PARAMETERS))
             hint = f"{nearest(parameter, PARAMETERS)} Known: {known}.".strip()
-            raise ConfigError(f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.", hint)
+            raise ConfigError(
+                f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.", hint
+            )
     return frozenset(wanted)
 
 
-_SHAPES = "A rubric is a Rubric, a list of functions or of Reward(function, weight=...), or one function."
+_SHAPES = (
+    "A rubric is a Rubric, a list of functions or of Reward(function, weight=...), or one function."
+)
 
 
 @dataclass(frozen=True)
@@ -107,8 +126,10 @@ class Rubric:
     rewards: Sequence[Reward | Callable[..., Any]]
     """In the order in which they are shown."""
     outcome: str = ""
-    """Name of the reward that says whether the answer is right, in [0, 1]: above 0.5 counts as right, in evaluations
-    and for resampling on correct. A truncated run is not right. Empty: the one called `correct`, else the first."""
+    """Name of the reward that says whether the answer is right, in [0, 1]: above 0.5 counts as
+    right, in evaluations and for resampling on correct. A truncated run is not right. Empty: the
+    one called `correct`, else the first.
+    """
     name: str = ""
     """By which its scores are told from other rubrics'; set where it is loaded by a name."""
     parts: tuple[Reward, ...] = field(init=False)
@@ -120,12 +141,18 @@ class Rubric:
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "outcome", self.outcome or _outcome(names))
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"The rubric has two rewards called {twice!r}.", "Name them: Reward(f, name=...).")
+            raise ConfigError(
+                f"The rubric has two rewards called {twice!r}.", "Name them: Reward(f, name=...)."
+            )
         if self.outcome not in names:
-            raise ConfigError(f"The rubric has no reward {self.outcome!r}, its outcome.", f"It has {', '.join(names)}.")
+            raise ConfigError(
+                f"The rubric has no reward {self.outcome!r}, its outcome.",
+                f"It has {', '.join(names)}.",
+            )
         if OUTCOME in names and self.outcome != OUTCOME:
             raise ConfigError(
-                f"The rubric has a reward called {OUTCOME!r}, and another, {self.outcome!r}, is its outcome.",
+                f"The rubric has a reward called {OUTCOME!r}, and another, {self.outcome!r}, is its"
+                " outcome.",
                 f"What is right is stored as {OUTCOME!r}: call the first one otherwise.",
             )
         if all(part.weight == 0 for part in parts):

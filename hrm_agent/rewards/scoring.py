@@ -19,7 +19,9 @@ __all__ = ["Scorer", "opened_scorer"]
 
 
 class _Calls(Protocol):
-    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Mapping[str, Sequence[RewardScore]]:
+    async def score(
+        self, rollouts: Sequence[Rollout], names: Sequence[str]
+    ) -> Mapping[str, Sequence[RewardScore]]:
         """The scores of each of `names`, one for each rollout."""
         ...
 
@@ -27,24 +29,40 @@ class _Calls(Protocol):
 class Scorer:
     """A rubric, ready to score."""
 
-    def __init__(self, rubric: Rubric, code: str, calls: _Calls, *, keeps_truncated: bool = False) -> None:
-        self.rubric, self.code, self._calls, self._keeps_truncated = rubric, code, calls, keeps_truncated
+    def __init__(
+        self, rubric: Rubric, code: str, calls: _Calls, *, keeps_truncated: bool = False
+    ) -> None:
+        self.rubric, self.code, self._calls, self._keeps_truncated = (
+            rubric,
+            code,
+            calls,
+            keeps_truncated,
+        )
 
     async def score(self, group: Sequence[Rollout]) -> list[Scoring]:
-        """A scoring for each rollout of one task, in their order. Raises `HrmError` for a rubric that cannot work."""
+        """A scoring for each rollout of one task, in their order. Raises `HrmError` for a rubric
+        that cannot work.
+        """
         alone = [part.name for part in self.rubric.parts if not part.compares]
         compared = [part.name for part in self.rubric.parts if part.compares]
         work = [self._calls.score([rollout], alone) for rollout in group] if alone else []
         work += [self._calls.score(group, [name]) for name in compared] if group else []
         found = await asyncio.gather(*work)
-        each, whole = found[: len(group)] if alone else [{}] * len(group), found[len(group) if alone else 0 :]
+        each, whole = (
+            found[: len(group)] if alone else [{}] * len(group),
+            found[len(group) if alone else 0 :],
+        )
         scorings: list[Scoring] = []
         for place, rollout in enumerate(group):
             scores = {name: given[0] for name, given in each[place].items()}
             scores |= {name: given[place] for one in whole for name, given in one.items()}
             ordered = [scores[part.name] for part in self.rubric.parts]
             keeps = self._keeps_truncated
-            scorings.append(scoring_of(self.rubric, self.code, rollout.trajectory, ordered, keeps_truncated=keeps))
+            scorings.append(
+                scoring_of(
+                    self.rubric, self.code, rollout.trajectory, ordered, keeps_truncated=keeps
+                )
+            )
         return scorings
 
 
@@ -54,13 +72,17 @@ class _Here:
     def __init__(self, rubric: Rubric) -> None:
         self._rubric = rubric
 
-    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Mapping[str, Sequence[RewardScore]]:
+    async def score(
+        self, rollouts: Sequence[Rollout], names: Sequence[str]
+    ) -> Mapping[str, Sequence[RewardScore]]:
         found: dict[str, Sequence[RewardScore]] = {}
         for reward in (part for part in self._rubric.parts if part.name in names):
             if reward.compares:
                 found[reward.name] = await group_scores(self._rubric, reward, rollouts)
             else:
-                found[reward.name] = [await rollout_score(self._rubric, reward, rollout) for rollout in rollouts]
+                found[reward.name] = [
+                    await rollout_score(self._rubric, reward, rollout) for rollout in rollouts
+                ]
         return found
 
 
@@ -74,10 +96,12 @@ async def opened_scorer(
     environment: Mapping[str, str] | None = None,
     keeps_truncated: bool = False,
 ) -> AsyncGenerator[Scorer]:
-    """A scorer for a rubric by its name, whose functions run in processes of their own, or for one made in a program.
+    """A scorer for a rubric by its name, whose functions run in processes of their own, or for one
+    made in a program.
 
-    `name`: under which its scorings are stored; empty: the rubric's own. `folder`: where `rubric` is relative to; None:
-    the working directory. `environment`: variables of the processes. `keeps_truncated`: as `scoring_of`.
+    `name`: under which its scorings are stored; empty: the rubric's own. `folder`: where `rubric`
+    is relative to; None: the working directory. `environment`: variables of the processes.
+    `keeps_truncated`: as `scoring_of`.
     """
     if not isinstance(rubric, str):
         named = _named(rubric, name or rubric.name or "rubric")
@@ -86,7 +110,9 @@ async def opened_scorer(
     here = str(folder or Path.cwd())
     loaded, code = load_rubric(rubric, here)
     async with RewardPool(loaded, rubric, here, workers=workers, environment=environment) as pool:
-        yield Scorer(_named(loaded, name or loaded.name), code, pool, keeps_truncated=keeps_truncated)
+        yield Scorer(
+            _named(loaded, name or loaded.name), code, pool, keeps_truncated=keeps_truncated
+        )
 
 
 def _named(rubric: Rubric, name: str) -> Rubric:

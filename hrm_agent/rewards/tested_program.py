@@ -1,11 +1,12 @@
 """A program of a policy in the sandbox, and one test after the other.
 
-The process of a test is given that test's input when the test is due, and never what has to come of it. A test that
-feeds standard input has a process of its own. Calls are made one after the other in one process, as an importing
-program would make them, each handed over when the one before has returned; a call that ends this process is a failed
-test, and the next one finds a new process.
+The process of a test is given that test's input when the test is due, and never what has to come of
+it. A test that feeds standard input has a process of its own. Calls are made one after the other in
+one process, as an importing program would make them, each handed over when the one before has
+returned; a call that ends this process is a failed test, and the next one finds a new process.
 
-Whatever ends a call is the program's doing, but for what the environment itself says it has lost: `infrastructure`.
+Whatever ends a call is the program's doing, but for what the environment itself says it has lost:
+`infrastructure`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["MAX_PROGRAM_BYTES", "MAX_TEST_BYTES", "CodeTest", "TestedProgram"]
 
 MAX_PROGRAM_BYTES = 2**18
-"""A longer program is wrong. With a test it has to fit into what one call of the environment takes."""
+"""A longer program is wrong. With a test it has to fit into what one call of the environment
+takes.
+"""
 MAX_TEST_BYTES = 5 * 2**17
 """Bytes of a test's input to a program, as sent."""
 PACKED_CHARACTERS = 2**16
@@ -43,7 +46,9 @@ MAX_OUTPUT_BYTES = 2**25
 MAX_ENDED = 16
 """Processes that the calls of one program may end; the calls after it fail."""
 MAX_REBUILT = 64
-"""Processes that the environment may make again for them, be it for its own need: a call may end one unseen."""
+"""Processes that the environment may make again for them, be it for its own need: a call may end
+one unseen.
+"""
 MAX_TOGETHER = 40
 """A program's tests may take so many times the time of one; those after it fail."""
 SHOWN_CHARACTERS = 200
@@ -73,8 +78,8 @@ class CodeTest:
 
     @property
     def output_bytes(self) -> int:
-        """Enough for a right answer with a prompt for each line of input, and for a file with the input: the
-        environment bounds all of it together.
+        """Enough for a right answer with a prompt for each line of input, and for a file with the
+        input: the environment bounds all of it together.
         """
         said = OUTPUT_FACTOR * _told_bytes(self.equals if self.call else self.stdout)
         fed = len(self.stdin.encode()) // 16 + PROMPT_BYTES * self.stdin.count("\n")
@@ -86,9 +91,11 @@ class TestedProgram:
 
     __test__ = False  # for pytest, which takes the name for its own
 
-    def __init__(self, environment: Environment, code: str, seconds: float, output_bytes: int) -> None:
-        """`seconds`: of wall clock and of CPU time, for each program and for all calls together; all programs have
-        MAX_TOGETHER times as many. `output_bytes`: kept of what it says.
+    def __init__(
+        self, environment: Environment, code: str, seconds: float, output_bytes: int
+    ) -> None:
+        """`seconds`: of wall clock and of CPU time, for each program and for all calls together;
+        all programs have MAX_TOGETHER times as many. `output_bytes`: kept of what it says.
         """
         self._environment, self._code = environment, code
         self._seconds = self._left = seconds
@@ -104,7 +111,9 @@ class TestedProgram:
         await self._end_calls()
 
     async def failure(self, test: CodeTest) -> str:
-        """Why a test fails, in words; empty where it passes. Raises RuntimeError where the sandbox lost it."""
+        """Why a test fails, in words; empty where it passes. Raises RuntimeError where the sandbox
+        lost it.
+        """
         if self._left_together <= 0:
             return "the tests before it had used the time of all"
         return await (self._call(test) if test.call else self._run(test))
@@ -115,10 +124,17 @@ class TestedProgram:
         if result.status is not ToolStatus.OK:
             return _ending(result)
         if result.stdout_bytes > self._limits.output_bytes:
-            return f"it printed {result.stdout_bytes:,} bytes, and the right output has {len(test.stdout.encode()):,}"
+            return (
+                f"it printed {result.stdout_bytes:,} bytes, and the right output has"
+                f" {len(test.stdout.encode()):,}"
+            )
         wanted = _lines(test.stdout)
         said = result.stdout
-        return "" if wanted in (_lines(said), _lines(_without(said, _decoded(result)))) else "it printed another output"
+        return (
+            ""
+            if wanted in (_lines(said), _lines(_without(said, _decoded(result))))
+            else "it printed another output"
+        )
 
     async def _call(self, test: CodeTest) -> str:
         if self._left <= 0:
@@ -128,8 +144,12 @@ class TestedProgram:
         code, first = f"returned({test.handed})", not self._session
         if first:
             self._session = f"reward-{uuid4().hex}"
-            code = f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"
-        result = await self._result(Submission(code, session=self._session, limits=self._within(self._left)))
+            code = (
+                f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"
+            )
+        result = await self._result(
+            Submission(code, session=self._session, limits=self._within(self._left))
+        )
         self._left -= _seconds_of(result)
         self._rebuilt += result.session not in (SessionState.KEPT, SessionState.NEW)
         if result.status is not ToolStatus.OK or result.session is SessionState.LOST:
@@ -155,7 +175,9 @@ class TestedProgram:
     async def _result(self, submission: Submission) -> ExecutionResult:
         result = await self._environment.run(submission)
         if result.status is ToolStatus.INFRASTRUCTURE:
-            raise RuntimeError(f"the sandbox lost the call: {_shown(result.stderr[-SHOWN_CHARACTERS:])}")
+            raise RuntimeError(
+                f"the sandbox lost the call: {_shown(result.stderr[-SHOWN_CHARACTERS:])}"
+            )
         self._left_together -= _seconds_of(result)
         return result
 
@@ -166,7 +188,9 @@ def _seconds_of(result: ExecutionResult) -> float:
 
 
 def _told_bytes(value: Any) -> int:
-    """Size of a value as JSON, roughly: long integers have no decimal text, and equal parts count each time."""
+    """Size of a value as JSON, roughly: long integers have no decimal text, and equal parts count
+    each time.
+    """
     size, left = 0, [value]
     while left:
         each = left.pop()
@@ -195,7 +219,11 @@ def _ending(result: ExecutionResult) -> str:
     said = result.stderr[-2000:].rstrip().rpartition("\n")[2]
     if result.status is ToolStatus.OK:
         return "its process ended, or what it says of the value cannot be read"
-    return f"{result.status}: {_shown(said)}" if said and result.status is ToolStatus.ERROR else str(result.status)
+    return (
+        f"{result.status}: {_shown(said)}"
+        if said and result.status is ToolStatus.ERROR
+        else str(result.status)
+    )
 
 
 def _shown(text: str) -> str:
@@ -204,7 +232,9 @@ def _shown(text: str) -> str:
 
 
 def _without(said: str, prompts: Any) -> str:
-    """An output without the prompts of `input`. `prompts`: where they stand in it, as the program claims."""
+    """An output without the prompts of `input`. `prompts`: where they stand in it, as the program
+    claims.
+    """
     octets, after, kept = said.encode(), 0, list[bytes]()
     for pair in prompts if isinstance(prompts, list) else ():
         match pair:

@@ -1,13 +1,15 @@
 """The process that a named rubric's functions run in: `python -m hrm_agent.rewards.worker`.
 
-It is tied to its parent by two pipes that nobody else has, and leads a process group: the parent ends it together with
-whatever a reward function has started. It reads pickles, which only the parent can write, and answers in JSON, since
-what a function does to this process is not known. What functions print goes to stderr.
+It is tied to its parent by two pipes that nobody else has, and leads a process group: the parent
+ends it together with whatever a reward function has started. It reads pickles, which only the
+parent can write, and answers in JSON, since what a function does to this process is not known. What
+functions print goes to stderr.
 
-A frame is a length and so many bytes. The parent says `("open", spec, folder)` once, then `("score", job, rollouts,
-count, names, files)`, where the rollouts are a pickle of their own, since a state may hold what cannot be read here;
-the answers are `{"opened": ...}`, and for every name of a job `{"job", "began"}` before the function is called
-and `{"job", "name", "scores"}` after it: so the parent knows which function a process hangs in, or was ended by.
+A frame is a length and so many bytes. The parent says `("open", spec, folder)` once, then
+`("score", job, rollouts, count, names, files)`, where the rollouts are a pickle of their own, since
+a state may hold what cannot be read here; the answers are `{"opened": ...}`, and for every name of
+a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after it: so
+the parent knows which function a process hangs in, or was ended by.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def _opened(spec: str, folder: str, answers: _Answers) -> Rubric | None:
 
 
 def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]:
-    """`files`: those that the parent has imported by their path; a state may hold objects of their classes."""
+    """`files`: those that the parent has imported by their path; a state may hold objects of their
+    classes.
+    """
     try:
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
     except ModuleNotFoundError:
@@ -104,14 +108,18 @@ def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
 
 
-def _refuse(rubric: Rubric, job: int, count: int, names: Sequence[str], error: Exception, send: _Send) -> None:
+def _refuse(
+    rubric: Rubric, job: int, count: int, names: Sequence[str], error: Exception, send: _Send
+) -> None:
     reason = f"what it looks at cannot be read in its process: {type(error).__name__}: {error}"
     for reward in (part for part in rubric.parts if part.name in names):
         shown = fault_score(reward, RewardFault.RAISED, reason).model_dump(mode="json")
         send({"job": job, "name": reward.name, "scores": [shown] * count, "left_behind": False})
 
 
-async def _score(rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: Sequence[str], send: _Send) -> None:
+async def _score(
+    rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: Sequence[str], send: _Send
+) -> None:
     """One after the other, so that of a job one function is under way at a time."""
     for reward in (part for part in rubric.parts if part.name in names):
         send({"job": job, "began": reward.name})
@@ -129,7 +137,9 @@ async def _score(rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: S
 
 
 def _has_children() -> bool:
-    """A process that a function has started is still there. One system call, however many threads there are."""
+    """A process that a function has started is still there. One system call, however many threads
+    there are.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,12 +1,13 @@
 """The front door: one task, one graph, one thread, one trajectory.
 
-Commands and the trainer run agents only through here. An episode whose thread is on record is resumed: a finished one
-is read back, an interrupted one continues from its newest checkpoint, and calls that its unfinished step had made
-before are answered from the journal.
+Commands and the trainer run agents only through here. An episode whose thread is on record is
+resumed: a finished one is read back, an interrupted one continues from its newest checkpoint, and
+calls that its unfinished step had made before are answered from the journal.
 
-A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`,
-`question`, `task` or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or
-`result`). A graph with `messages` takes conversations: each later message is a further turn on the same thread.
+A graph needs nothing special. It is given the task as a human message in `messages` (or as text in
+`problem`, `question`, `task` or `input`, whichever its state has), and its answer is the last
+message (or `answer`, `output` or `result`). A graph with `messages` takes conversations: each later
+message is a further turn on the same thread.
 """
 
 from __future__ import annotations
@@ -49,9 +50,20 @@ from hrm_agent.runtime.execution.conversation import (
     takes_turns,
     with_turn,
 )
-from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
+from hrm_agent.runtime.execution.graph_run import (
+    GraphRun,
+    OnChunk,
+    OnEvent,
+    OnUpdate,
+    StreamCallbacks,
+)
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
-from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
+from hrm_agent.runtime.execution.loading import (
+    BUILTIN_GRAPHS,
+    Graph,
+    opened_graph,
+    refuse_other_roles,
+)
 from hrm_agent.runtime.execution.memories import RunMemory, refuse_shared_store
 from hrm_agent.runtime.execution.run_context import GIVEN_CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
@@ -97,7 +109,9 @@ class EpisodeRunner:
     store: RunStore
     """Where checkpoints and calls are written, and read back on resume."""
     backend: Backend | str
-    """Engine or chat model that the graphs' `policy()` asks; a string is loaded when it is asked first."""
+    """Engine or chat model that the graphs' `policy()` asks; a string is loaded when it is asked
+    first.
+    """
     policy: str
     """The string that names the backend."""
     environment: Environment
@@ -107,26 +121,39 @@ class EpisodeRunner:
     recursion_limit: int = 200
     """Most steps of the graph; its own budgets should end it long before."""
     stand_in: bool = False
-    """The policy answers for chat models that the graph holds itself (`hrm_agent.models.external.substitute`)."""
+    """The policy answers for chat models that the graph holds itself
+    (`hrm_agent.models.external.substitute`).
+    """
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     own_sampling: bool = False
-    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the graph names. Under a
-    trainer they are."""
+    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the
+    graph names. Under a trainer they are.
+    """
     repeats_errors: bool = False
-    """A step that raises after the policy has answered is taken once more, to learn whether it follows from the
-    answers (`hrm_agent.runtime.failures`). Rollouts do so; a single run's effects are not repeated."""
+    """A step that raises after the policy has answered is taken once more, to learn whether it
+    follows from the answers (`hrm_agent.runtime.failures`). Rollouts do so; a single run's effects
+    are not repeated.
+    """
     durability: Durability = "steps"
-    """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`, each model call, and
-    the steps and `python` calls with what is committed next, or some milliseconds later."""
+    """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`,
+    each model call, and the steps and `python` calls with what is committed next, or some
+    milliseconds later.
+    """
     share_memory: bool = False
-    """Episodes of groups share the caches and the LangGraph stores of their graph, as other episodes do. Otherwise each
-    has its own, and a graph with a store that cannot be copied for each raises `ConfigError` in a run of groups."""
+    """Episodes of groups share the caches and the LangGraph stores of their graph, as other
+    episodes do. Otherwise each has its own, and a graph with a store that cannot be copied for each
+    raises `ConfigError` in a run of groups.
+    """
     takes_up_stopped: bool = False
-    """A run on record that stopped before its graph had ended (it failed, was stopped, met a limit of steps) continues
-    from there; otherwise it is read back as it ended. A training's rollouts are what they came to."""
+    """A run on record that stopped before its graph had ended (it failed, was stopped, met a limit
+    of steps) continues from there; otherwise it is read back as it ended. A training's rollouts are
+    what they came to.
+    """
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
-    """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
+    """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a
+    fork's origin.
+    """
     on_end: OnEnd | None = None
     """Told of each run that has ended here, and of each turn; not of one that is read back."""
 
@@ -146,8 +173,12 @@ class EpisodeRunner:
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
         with exporting(settings) as on_end:
-            async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
-                yield cls(store, held, policy, environment, on_end=on_end, **settings.runner_options())
+            async with opened_environment(
+                settings.environment, isolation=settings.isolation
+            ) as environment:
+                yield cls(
+                    store, held, policy, environment, on_end=on_end, **settings.runner_options()
+                )
 
     async def run_all(
         self,
@@ -157,7 +188,8 @@ class EpisodeRunner:
         gate: asyncio.Semaphore | None = None,
         on_done: Callable[[Trajectory], object] | None = None,
     ) -> list[Trajectory]:
-        """Run episodes side by side; returns their trajectories in order. An `HrmError` of one cancels the rest.
+        """Run episodes side by side; returns their trajectories in order. An `HrmError` of one
+        cancels the rest.
 
         `gate`: shared by several calls, in place of `concurrency`.
         """
@@ -184,21 +216,27 @@ class EpisodeRunner:
     ) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
 
-        `answer`: resumes a pending `interrupt()` with this value (by interrupt id, if several are pending); None passes
-        a breakpoint. `say`: a further user message, on a thread that is on record, however its last turn ended; a turn
-        still under way is given up. Needs a graph whose input has `messages`.
+        `answer`: resumes a pending `interrupt()` with this value (by interrupt id, if several are
+        pending); None passes a breakpoint. `say`: a further user message, on a thread that is on
+        record, however its last turn ended; a turn still under way is given up. Needs a graph whose
+        input has `messages`.
 
-        What the graph raises ends up in the trajectory (`failed`), with the stop reason `unusable_answer` where it
-        follows from what the policy wrote; a full context window is a limit like any other (`truncated`). An `HrmError`
-        is what a person can mend (a full disk, no sandbox, a provider that does not answer): it is raised, and the
-        episode can be resumed.
+        What the graph raises ends up in the trajectory (`failed`), with the stop reason
+        `unusable_answer` where it follows from what the policy wrote; a full context window is a
+        limit like any other (`truncated`). An `HrmError` is what a person can mend (a full disk, no
+        sandbox, a provider that does not answer): it is raised, and the episode can be resumed.
         """
         callbacks = StreamCallbacks(on_update, on_chunk, on_event)
         async with opened_graph(episode.graph, episode.configurable) as graph:
             return await self._run(graph, episode, callbacks, answer, say)
 
     async def _run(
-        self, graph: Graph, episode: Episode, callbacks: StreamCallbacks, answer: Any, say: str | None
+        self,
+        graph: Graph,
+        episode: Episode,
+        callbacks: StreamCallbacks,
+        answer: Any,
+        say: str | None,
     ) -> Trajectory:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
@@ -206,12 +244,20 @@ class EpisodeRunner:
         context = run_context(graph, given, episode.graph_name)
         first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
-        if asks_nothing and not self.takes_up_stopped and self.store.journal.is_over(episode.trajectory_id):
+        if (
+            asks_nothing
+            and not self.takes_up_stopped
+            and self.store.journal.is_over(episode.trajectory_id)
+        ):
             return self.store.journal.trajectory(episode.trajectory_id)
         async with AsyncExitStack() as stack:
-            lease = stack.enter_context(self.store.lease(episode.thread_id, joins=self.durability == "calls"))
+            lease = stack.enter_context(
+                self.store.lease(episode.thread_id, joins=self.durability == "calls")
+            )
             await stack.enter_async_context(lease.stops_when_lost())
-            record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
+            record = (
+                None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
+            )
             memory = await self._memory(graph, episode, new=lease.new)
             if record is None:
                 first()  # reports a task that does not fit the input before anything is written
@@ -219,7 +265,8 @@ class EpisodeRunner:
             noted = {"configurable": configurable, "context": episode.context}
             more: dict[str, Any] = {"answer_path": path, "memories": memory.store, "noted": noted}
             graph_run = GraphRun(graph, self._config(episode), context, first, record, **more)
-            if asks_nothing and _is_over(record):  # another process may have run it before we had the lease
+            # another process may have run it before we had the lease
+            if asks_nothing and _is_over(record):
                 if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
                     return record
                 record = self._reopen(record)
@@ -251,7 +298,12 @@ class EpisodeRunner:
         return memory
 
     async def _to_end(
-        self, graph_run: GraphRun, begun: Trajectory, episode: Episode, lease: Lease, callbacks: StreamCallbacks
+        self,
+        graph_run: GraphRun,
+        begun: Trajectory,
+        episode: Episode,
+        lease: Lease,
+        callbacks: StreamCallbacks,
     ) -> Trajectory:
         """Run on to the end, and record it. A step that raised may be taken a second time."""
         inherited, first = _inherited(graph_run.record), None
@@ -261,16 +313,22 @@ class EpisodeRunner:
             active.chance_anew = first is not None
             async with self._in_force(active, lease):
                 ended, error = await self._attempt(graph_run, callbacks)
-                if active.broken is not None:  # the graph caught the error; its record has a hole all the same
+                # the graph caught the error; its record has a hole all the same
+                if active.broken is not None:
                     raise active.broken
-                if error is not None and (cause := self._cause(error, ended, first, episode)) is not None:
+                if (
+                    error is not None
+                    and (cause := self._cause(error, ended, first, episode)) is not None
+                ):
                     ended = ended.model_copy(update={"stop_reason": cause})
                     error = None
                 if error is None:
                     return self._end(begun, episode, ended)
             first, graph_run = ended, replace(graph_run, record=begun, answers=False)
 
-    def _cause(self, error: Exception, ended: TurnEnd, first: TurnEnd | None, episode: Episode) -> StopReason | None:
+    def _cause(
+        self, error: Exception, ended: TurnEnd, first: TurnEnd | None, episode: Episode
+    ) -> StopReason | None:
         """Whose doing an error was; None where the step is to be taken once more to tell."""
         refused = isinstance(error, TemplateRefusalError)
         if not may_follow_from_answers(error) or not self._has_answered(episode):
@@ -281,7 +339,9 @@ class EpisodeRunner:
             return StopReason.UNUSABLE_ANSWER
         return None if self.repeats_errors and first is None else StopReason.ERROR
 
-    async def _attempt(self, graph_run: GraphRun, callbacks: StreamCallbacks) -> tuple[TurnEnd, Exception | None]:
+    async def _attempt(
+        self, graph_run: GraphRun, callbacks: StreamCallbacks
+    ) -> tuple[TurnEnd, Exception | None]:
         try:
             return await graph_run.run_to_end(self.store, callbacks), None
         except ContextLengthError as error:
@@ -292,7 +352,9 @@ class EpisodeRunner:
         except GraphRecursionError:
             return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT), None
         except Exception as error:
-            if isinstance(error, HrmError) and not isinstance(error, (TemplateRefusalError, UnstorableError)):
+            if isinstance(error, HrmError) and not isinstance(
+                error, (TemplateRefusalError, UnstorableError)
+            ):
                 raise
             return run_failed(error), error
 
@@ -303,13 +365,16 @@ class EpisodeRunner:
 
     @asynccontextmanager
     async def _in_force(self, active: Recording, lease: Lease) -> AsyncGenerator[None]:
-        """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it.
+        """Recording, policy and sandbox for everything that runs inside the block; its sessions end
+        with it.
 
         Not those of a thread that another process has taken over: they have its names.
         """
         record_external_models()
         record_external_tools()
-        policy = using_policy(self.backend, self.sampling, self.constrain, own_sampling=self.own_sampling)
+        policy = using_policy(
+            self.backend, self.sampling, self.constrain, own_sampling=self.own_sampling
+        )
         with ExitStack() as stack:
             stack.enter_context(recording(active))
             stack.enter_context(policy)
@@ -328,7 +393,8 @@ class EpisodeRunner:
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
-        policy = "" if isinstance(self.backend, str) else self.policy  # who answers will be known at the end
+        # who answers will be known at the end
+        policy = "" if isinstance(self.backend, str) else self.policy
         begun = episode.begun(policy, getattr(self.backend, "policy_version", 0))
         self.store.journal.write_trajectory(begun)
         return begun
@@ -362,13 +428,17 @@ class EpisodeRunner:
 
     def _end(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> Trajectory:
         rewards: dict[str, float] = {}
-        if (episode.verify or episode.verify_run) and not begun.turns:  # a later turn asks something else
+        # a later turn asks something else
+        if (episode.verify or episode.verify_run) and not begun.turns:
             try:
                 rewards = {"correct": _checked(self._verified(begun, episode, ended))}
             except Exception as error:
                 ended = run_failed(error, StopReason.VERIFIER_ERROR, ended.answer)
                 ended = ended.model_copy(update={"error": f"the verifier failed: {ended.error}"})
-        changes: dict[str, Any] = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
+        changes: dict[str, Any] = {
+            "rewards": rewards,
+            "ended_at": max(time.time(), begun.started_at),
+        }
         if isinstance(self.backend, str):
             calls = self.store.journal.trajectory(begun.id).own_calls
             changes["policy"] = model_that_answered(calls, self.policy)
@@ -376,7 +446,8 @@ class EpisodeRunner:
         return self.store.journal.trajectory(begun.thread_id)
 
     def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
-        if ended.stop_reason is StopReason.UNUSABLE_ANSWER:  # a verifier judges answers, and there is none
+        # a verifier judges answers, and there is none
+        if ended.stop_reason is StopReason.UNUSABLE_ANSWER:
             return 0.0
         if episode.verify_run is not None:
             whole = self.store.journal.trajectory(begun.thread_id)
@@ -391,7 +462,11 @@ def _is_over(record: Trajectory | None) -> TypeGuard[Trajectory]:
 
 def _inherited(record: Trajectory | None) -> set[str]:
     """Ids of the calls that a fork shares with its origin."""
-    return {call.id for call in record.calls if call.identity.thread_id != record.thread_id} if record else set()
+    return (
+        {call.id for call in record.calls if call.identity.thread_id != record.thread_id}
+        if record
+        else set()
+    )
 
 
 def _checked(reward: float) -> float:

@@ -1,11 +1,12 @@
 """Whose doing it was that a graph raised, and where.
 
-An error says where it was raised and not what caused it: a parser that is given no JSON raises in the graph's own code.
-The cause is found by an experiment. The step is taken once more from the checkpoint before it, with the answers on
-record: what a machine does by chance does not happen twice, what follows from the answers does. So an error is the
-policy's doing if the policy had answered before it, if it is not a failure of a machine or a service, and if the same
-answers lead to the same error at the same place. (Where every rollout of a prompt raises, whatever the policy wrote,
-the graph does so by itself: `hrm_agent.training.select.roc` looks at that.)
+An error says where it was raised and not what caused it: a parser that is given no JSON raises in
+the graph's own code. The cause is found by an experiment. The step is taken once more from the
+checkpoint before it, with the answers on record: what a machine does by chance does not happen
+twice, what follows from the answers does. So an error is the policy's doing if the policy had
+answered before it, if it is not a failure of a machine or a service, and if the same answers lead
+to the same error at the same place. (Where every rollout of a prompt raises, whatever the policy
+wrote, the graph does so by itself: `hrm_agent.training.select.roc` looks at that.)
 """
 
 from __future__ import annotations
@@ -22,35 +23,88 @@ __all__ = ["is_repeated", "may_follow_from_answers", "run_failed"]
 
 _NAMES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ERRNOS = frozenset({errno.ENAMETOOLONG, errno.EINVAL})
-"""Errors of a name that something was asked for by: no machine is at fault. One that may not be read (EACCES) is."""
+"""Errors of a name that something was asked for by: no machine is at fault. One that may not be
+read (EACCES) is.
+"""
 _SERVICES = frozenset(
     {
-        *("aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "huggingface_hub", "mcp"),
-        *("openai", "psycopg", "pymongo", "redis", "requests", "sqlalchemy", "sqlite3", "urllib3", "websockets"),
+        *(
+            "aiohttp",
+            "anthropic",
+            "botocore",
+            "google",
+            "grpc",
+            "httpcore",
+            "httpx",
+            "huggingface_hub",
+            "mcp",
+        ),
+        *(
+            "openai",
+            "psycopg",
+            "pymongo",
+            "redis",
+            "requests",
+            "sqlalchemy",
+            "sqlite3",
+            "urllib3",
+            "websockets",
+        ),
     }
 )
-"""Packages whose errors say that a service did not answer as it should, but for those that `_was_asked_amiss` knows."""
+"""Packages whose errors say that a service did not answer as it should, but for those that
+`_was_asked_amiss` knows.
+"""
 _AMISS = frozenset(
     {
-        *("ProgrammingError", "DataError", "IntegrityError", "NotSupportedError", "SyntaxError", "NoSuchTableError"),
-        *("NoSuchColumnError", "Warning"),  # sqlite3's Warning (Python 3.11): two statements in place of one
-        *("UnsupportedProtocol", "InvalidURL", "InvalidURI", "MissingSchema", "InvalidSchema", "URLRequired"),
+        *(
+            "ProgrammingError",
+            "DataError",
+            "IntegrityError",
+            "NotSupportedError",
+            "SyntaxError",
+            "NoSuchTableError",
+        ),
+        # sqlite3's Warning (Python 3.11): two statements in place of one
+        *("NoSuchColumnError", "Warning"),
+        *(
+            "UnsupportedProtocol",
+            "InvalidURL",
+            "InvalidURI",
+            "MissingSchema",
+            "InvalidSchema",
+            "URLRequired",
+        ),
         *("LocationParseError", "LocationValueError", "URLSchemeUnknown", "NonHttpUrlClientError"),
     }
 )
-"""Names of classes, in those packages, of errors in the SQL or the URL that a service was asked with."""
+"""Names of classes, in those packages, of errors in the SQL or the URL that a service was asked
+with.
+"""
 _NOT_AMISS = frozenset({"InvalidProxyURL", "InsufficientPrivilege"})
 """Names of their subclasses that are a matter of how the machine is set up."""
 _REFUSED = frozenset(range(400, 500)) - {401, 403, 407, 408, 425, 429}
-"""HTTP statuses of a request that was wrong: not one of an account, a time limit or a rate limit."""
-_SQLITE_AWAY = ("locked", "locking", "busy", "disk", "unable to open", "readonly", "i/o", "interrupted")
+"""HTTP statuses of a request that was wrong: not one of an account,
+a time limit or a rate limit.
+"""
+_SQLITE_AWAY = (
+    "locked",
+    "locking",
+    "busy",
+    "disk",
+    "unable to open",
+    "readonly",
+    "i/o",
+    "interrupted",
+)
 """Words of sqlite3's operational errors that are none of the SQL's."""
 
 
 def may_follow_from_answers(error: Exception) -> bool:
     """False for what a machine or a service failed at, or an error that such a one led to.
 
-    One that a service was asked amiss with, in SQL, a URL or a name, may follow: the policy may have written it.
+    One that a service was asked amiss with, in SQL, a URL or a name, may follow: the policy may
+    have written it.
     """
     return not any(map(_is_of_a_machine, _led_to(error)))
 
@@ -81,7 +135,8 @@ def _is_of_a_machine(error: BaseException) -> bool:
     if package == "urllib" and isinstance(error, OSError):
         return not (_is_refused(error) or "unknown url type" in text_of(error))
     if isinstance(error, OSError):
-        named = package == "builtins" and error.errno in _ERRNOS  # others number their errors in their own way
+        # others number their errors in their own way
+        named = package == "builtins" and error.errno in _ERRNOS
         return not (named or isinstance(error, _NAMES))
     return False
 
@@ -92,7 +147,8 @@ def _was_asked_amiss(error: Exception) -> bool:
     if isinstance(wrapped, Exception):  # sqlalchemy: the driver's own error, whose class says more
         return not _is_of_a_machine(wrapped)
     if isinstance(error, sqlite3.OperationalError):
-        code = getattr(error, "sqlite_errorcode", None)  # one that was not raised by sqlite itself has none
+        # one that was not raised by sqlite itself has none
+        code = getattr(error, "sqlite_errorcode", None)
         if code is not None:
             return code & 0xFF == sqlite3.SQLITE_ERROR
         return not any(word in text_of(error).lower() for word in _SQLITE_AWAY)
@@ -101,15 +157,23 @@ def _was_asked_amiss(error: Exception) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    """True if its HTTP status says that the request was wrong, by the attribute under which the client has it."""
+    """True if its HTTP status says that the request was wrong, by the attribute under which the
+    client has it.
+    """
     package = type(error).__module__.partition(".")[0]
     names = ("status_code", "status", *(("code",) if package in {"google", "urllib"} else ()))
-    found = [getattr(each, name, None) for each in (error, getattr(error, "response", None)) for name in names]
+    found = [
+        getattr(each, name, None)
+        for each in (error, getattr(error, "response", None))
+        for name in names
+    ]
     return any(isinstance(status, int) and status in _REFUSED for status in found)
 
 
 def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
-    """True if a step that was taken twice raised an error of one type at one place. Its words may hold an address."""
+    """True if a step that was taken twice raised an error of one type at one place. Its words may
+    hold an address.
+    """
 
     def kind(end: TurnEnd) -> tuple[str, str | None]:
         return (end.error or "").partition(":")[0], end.error_at
@@ -117,7 +181,19 @@ def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
     return second.status is RunStatus.FAILED and kind(first) == kind(second)
 
 
-def run_failed(error: Exception, reason: StopReason = StopReason.ERROR, answer: str | None = None) -> TurnEnd:
+def run_failed(
+    error: Exception, reason: StopReason = StopReason.ERROR, answer: str | None = None
+) -> TurnEnd:
     """The end of a run in which `error` was raised."""
-    said = text_of(error) if isinstance(error, HrmError) else f"{type(error).__name__}: {text_of(error)}"
-    return TurnEnd(status=RunStatus.FAILED, stop_reason=reason, error=said, error_at=place_of(error), answer=answer)
+    said = (
+        text_of(error)
+        if isinstance(error, HrmError)
+        else f"{type(error).__name__}: {text_of(error)}"
+    )
+    return TurnEnd(
+        status=RunStatus.FAILED,
+        stop_reason=reason,
+        error=said,
+        error_at=place_of(error),
+        answer=answer,
+    )

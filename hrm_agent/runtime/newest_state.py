@@ -16,9 +16,10 @@ __all__ = ["newest_state"]
 def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] | None:
     """By channel; None where the thread has no checkpoint.
 
-    Values of the types that the state of `graph` declares are read where its code is there; where it is gone, those of
-    plain types and of the types that the store was opened with. Raises `StoreError` for a value of another type, and
-    `GraphError` for one that only the graph's code could make (of a `DeltaChannel`).
+    Values of the types that the state of `graph` declares are read where its code is there; where
+    it is gone, those of plain types and of the types that the store was opened with. Raises
+    `StoreError` for a value of another type, and `GraphError` for one that only the graph's code
+    could make (of a `DeltaChannel`).
     """
     saver = store.checkpointer
     compiled = None
@@ -35,8 +36,9 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
     unknown = [name for name, value in state.items() if isinstance(value, Unbuilt)]
     if unknown:
         raise GraphError(
-            f"Thread {thread!r} holds the writes of {', '.join(unknown)} and not the value, which the reducer of its "
-            f"graph makes of them. {gone or f'The graph {graph!r} has no such channel now.'}",
+            f"Thread {thread!r} holds the writes of {', '.join(unknown)} and not the value, which"
+            " the reducer of its graph makes of them."
+            f" {gone or f'The graph {graph!r} has no such channel now.'}",
             "Make the graph importable as it was, and try again.",
         )
     return state

@@ -1,8 +1,8 @@
 """The state of a graph at a checkpoint, read through the graph's channels, as LangGraph does.
 
-A checkpoint need not hold the value of each channel. For a `DeltaChannel` LangGraph stores the writes and, now and
-then, a snapshot, and folds them with the graph's reducer. Without the graph such a value is unknown and reported as
-`Unbuilt`, since an empty state would be wrong.
+A checkpoint need not hold the value of each channel. For a `DeltaChannel` LangGraph stores the
+writes and, now and then, a snapshot, and folds them with the graph's reducer. Without the graph
+such a value is unknown and reported as `Unbuilt`, since an empty state would be wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointTuple, DeltaChannelHistory
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    Checkpoint,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
 from langgraph.pregel import Pregel
 
 from hrm_agent.langgraph_format import (
@@ -32,7 +37,9 @@ Saver = BaseCheckpointSaver[Any]
 
 
 class Unbuilt(NamedTuple):
-    """Parts of a channel's value that LangGraph folds from writes, if the graph is not available."""
+    """Parts of a channel's value that LangGraph folds from writes,
+    if the graph is not available.
+    """
 
     snapshot: Any
     """The newest recorded value (None: no value is recorded)."""
@@ -40,15 +47,20 @@ class Unbuilt(NamedTuple):
     """Later writes, in order."""
 
     def __str__(self) -> str:
-        return f"not known without the graph: {len(self.writes)} writes since the last snapshot on record"
+        return (
+            f"not known without the graph: {len(self.writes)} writes since the last snapshot on"
+            " record"
+        )
 
 
 class StateReader:
     """Reads the states of one thread."""
 
-    def __init__(self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()) -> None:
-        """`graph`: the outermost graph; None if it is not available. `listed`: checkpoints of the thread, with all
-        their ancestors, that need not be read again.
+    def __init__(
+        self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()
+    ) -> None:
+        """`graph`: the outermost graph; None if it is not available. `listed`: checkpoints of the
+        thread, with all their ancestors, that need not be read again.
         """
         self.listed = tuple(listed)
         self._saver: Saver = _Listed(self.listed) if self.listed else saver
@@ -66,7 +78,11 @@ class StateReader:
         known = {name: specs[name] for name in absent if is_delta(specs.get(name))}
         values |= built_values(known, found, self._saver) if known else {}
         unknown = [name for name in absent if name not in known]
-        histories = self._saver.get_delta_channel_history(config=found.config, channels=unknown) if unknown else {}
+        histories = (
+            self._saver.get_delta_channel_history(config=found.config, channels=unknown)
+            if unknown
+            else {}
+        )
         for name, history in histories.items():
             writes = tuple(value for _, _, value in history["writes"])
             values[name] = Unbuilt(snapshot_value(history.get("seed")), writes)
@@ -75,21 +91,31 @@ class StateReader:
     def complete(self, found: CheckpointTuple) -> CheckpointTuple:
         """The checkpoint with the values of all its channels."""
         values = self.values(found)
-        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
+        return found._replace(
+            checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values})
+        )
 
     def alone(self, found: CheckpointTuple) -> CheckpointTuple:
-        """The checkpoint with a snapshot of each channel without a value, so that it needs no ancestors."""
+        """The checkpoint with a snapshot of each channel without a value, so that it needs no
+        ancestors.
+        """
         absent = unstored_channels(found)
         values = self.values(found) if absent else {}
-        held = {name: snapshot_of(values[name]) for name in absent if not isinstance(values[name], Unbuilt)}
+        held = {
+            name: snapshot_of(values[name])
+            for name in absent
+            if not isinstance(values[name], Unbuilt)
+        }
         values = {**found.checkpoint["channel_values"], **held}
-        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
+        return found._replace(
+            checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values})
+        )
 
     def _channels_at(self, found: CheckpointTuple) -> Mapping[str, Any]:
         """The channels of the graph that made a checkpoint.
 
-        A subgraph is found by the nodes that lead to it, and, as a node may hold several, by the channels that the
-        checkpoint names.
+        A subgraph is found by the nodes that lead to it, and, as a node may hold several, by the
+        channels that the checkpoint names.
         """
         namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
         if not namespace:
@@ -97,7 +123,8 @@ class StateReader:
         names = set(found.checkpoint["channel_versions"])
         wanted = named_nodes(namespace)
         fits = {
-            (nodes == wanted, names <= set(graph.channels)): graph.channels for nodes, graph in reversed(self._inner())
+            (nodes == wanted, names <= set(graph.channels)): graph.channels
+            for nodes, graph in reversed(self._inner())
         }
         return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
 

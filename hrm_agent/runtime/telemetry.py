@@ -1,8 +1,9 @@
 """Sends spans to a collector of OpenTelemetry: OTLP over HTTP, by the standard OTEL_* variables.
 
-Spans are made from the record (`hrm_agent.trajectory.formats.otel.spans`), when a run has ended. That is done in a
-thread of its own, with a bounded queue: a collector that is slow, wrong or gone costs a run nothing, and is told of
-once. What it missed stays on record, and `hrm-agent export RUN --otlp URL` sends it, with the same ids.
+Spans are made from the record (`hrm_agent.trajectory.formats.otel.spans`), when a run has ended.
+That is done in a thread of its own, with a bounded queue: a collector that is slow, wrong or gone
+costs a run nothing, and is told of once. What it missed stays on record, and
+`hrm-agent export RUN --otlp URL` sends it, with the same ids.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ class SpanSender(Protocol):
 
 @contextmanager
 def exporting(settings: RolloutSettings, exporter: Any = None) -> Generator[OnEnd | None]:
-    """What is to be told of runs that end, while the block runs; None where spans are not asked for.
+    """What is to be told of runs that end, while the block runs; None where spans are not asked
+    for.
 
-    `exporter`: a `SpanExporter` in place of the one that the OTEL_* variables describe. Raises `ConfigError` where the
-    packages are missing, or the variables ask for what there is none of.
+    `exporter`: a `SpanExporter` in place of the one that the OTEL_* variables describe. Raises
+    `ConfigError` where the packages are missing, or the variables ask for what there is none of.
     """
     if not settings.otel or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield None
@@ -93,10 +95,15 @@ class _Sending(Thread):
         guard = LoopGuard("otel")
         while runs := self._waiting():
             with guard:
-                spans = (span for run in runs for span in spans_of(run, content=content, newest_turn=True))
+                spans = (
+                    span
+                    for run in runs
+                    for span in spans_of(run, content=content, newest_turn=True)
+                )
                 try:
                     why = self._send(spans)
-                except Exception as error:  # no fault of a collector, or of what speaks to it, is the run's
+                # no fault of a collector, or of what speaks to it, is the run's
+                except Exception as error:
                     why = f"{type(error).__name__}: {error}"
                 if why is not None:
                     self._lose(why, len(runs))
@@ -121,7 +128,10 @@ class _Sending(Thread):
         left = self._runs.qsize()
         if self.is_alive() or self._lost > 1:
             many = f"{self._lost + left} or more" if self.is_alive() else str(self._lost)
-            _tell(f"{many} runs were not sent by --otel. `hrm-agent export RUN --format otel --otlp URL` sends them.")
+            _tell(
+                f"{many} runs were not sent by --otel. `hrm-agent export RUN --format otel --otlp"
+                " URL` sends them."
+            )
 
     def _lose(self, why: str, many: int = 1) -> None:
         self._lost += many
@@ -154,15 +164,21 @@ def span_exporter(exporter: Any) -> SpanSender:
 
 
 def otlp_sender(url: str) -> SpanSender:
-    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces. Raises `ConfigError`."""
+    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces.
+    Raises `ConfigError`.
+    """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
-            "The address of the collector holds a name or a password, which would be shown wherever it is.",
-            "Put it into OTEL_EXPORTER_OTLP_HEADERS, as Authorization=Basic%20..., and leave it out of the address.",
+            "The address of the collector holds a name or a password, which would be shown wherever"
+            " it is.",
+            "Put it into OTEL_EXPORTER_OTLP_HEADERS, as Authorization=Basic%20..., and leave it out"
+            " of the address.",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no address of a collector.", "Write one such as http://localhost:4318.")
+        raise ConfigError(
+            f"{url!r} is no address of a collector.", "Write one such as http://localhost:4318."
+        )
     where = url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
     return span_exporter(otlp_exporter(where))
 
@@ -172,12 +188,15 @@ def otlp_exporter(where: str | None = None) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise ConfigError("Spans need OpenTelemetry's packages.", f"Run `{to_install('otel')}`.") from error
+        raise ConfigError(
+            "Spans need OpenTelemetry's packages.", f"Run `{to_install('otel')}`."
+        ) from error
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
     if protocol != "http/protobuf":
         raise ConfigError(
             f"Spans are sent by http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}.",
-            "Set it to http/protobuf, and the endpoint to the collector's port for HTTP (mostly 4318).",
+            "Set it to http/protobuf, and the endpoint to the collector's port for HTTP (mostly"
+            " 4318).",
         )
     return OTLPSpanExporter(endpoint=where)
 
@@ -221,10 +240,13 @@ def _readable(span: TraceSpan, resource: Any) -> Any:
 
     def place(span_id: str) -> SpanContext:
         flags = TraceFlags(TraceFlags.SAMPLED)
-        return SpanContext(int(span.trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags)
+        return SpanContext(
+            int(span.trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags
+        )
 
     def whole(value: Any) -> Any:
-        return without_surrogates(value) if isinstance(value, str) else value  # which protobuf refuses
+        # which protobuf refuses
+        return without_surrogates(value) if isinstance(value, str) else value
 
     return ReadableSpan(
         whole(span.name),
@@ -233,7 +255,9 @@ def _readable(span: TraceSpan, resource: Any) -> Any:
         resource=resource,
         attributes={name: whole(value) for name, value in span.attributes.items()},
         kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
-        status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
+        status=(
+            Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error)
+        ),
         start_time=nanoseconds(span.started_at),
         end_time=nanoseconds(span.ended_at),
         instrumentation_scope=InstrumentationScope(SCOPE, __version__),

@@ -11,7 +11,15 @@ from hrm_agent.store.run_store import STORE_POINTER, RunStore, ThreadInfo, open_
 if TYPE_CHECKING:
     from hrm_agent.store.saver import StoreSaver
 
-__all__ = ["STORE_POINTER", "Lease", "RunStore", "StoreJournal", "StoreSaver", "ThreadInfo", "open_store"]
+__all__ = [
+    "STORE_POINTER",
+    "Lease",
+    "RunStore",
+    "StoreJournal",
+    "StoreSaver",
+    "ThreadInfo",
+    "open_store",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,25 @@
-"""The journal: model calls, tool calls, trajectories and overlays, beside the checkpoints in the same database.
+"""The journal: model calls, tool calls, trajectories and overlays, beside the checkpoints in the
+same database.
 
-Tokens lie in a table of their own, as little-endian int32 and float32 bytes. The graph state carries only the call's id
-(inside the message), which keeps checkpoints as small as without tokens.
+Tokens lie in a table of their own, as little-endian int32 and float32 bytes. The graph state
+carries only the call's id (inside the message), which keeps checkpoints as small as without tokens.
 
-What nodes drew from clock, `uuid` and `random`: one row for each attempt of a task that drew anything.
+What nodes drew from clock, `uuid` and `random`: one row for each attempt of a task that drew
+anything.
 
-The options that a thread was begun with, kept in its store: any process that opens the store can resume the thread.
+The options that a thread was begun with, kept in its store: any process that opens the store can
+resume the thread.
 
-A text per thread (TOML, for `hrm_agent.config`), sealed like all else. Earlier versions kept it in a file beside the
-store, which is read where the store has none.
+A text per thread (TOML, for `hrm_agent.config`), sealed like all else. Earlier versions kept it in
+a file beside the store, which is read where the store has none.
 
 What training runs judged: one row for each trajectory of a run.
 
-Scores given to runs on record, by rubric: beside the rewards that a run was recorded with, never in their place.
+Scores given to runs on record, by rubric: beside the rewards that a run was recorded with, never in
+their place.
 
-The tool calls of the journal: found by id, by what they were called with, and by their idempotency key.
+The tool calls of the journal: found by id, by what they were called with, and by their idempotency
+key.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ _TOOL_CALLS = "SELECT id, record FROM tool_calls"
 _FOUND_BY = ("id", "checkpoint_id", "arguments_hash", "key_hash")
 """Columns of a `KnownToolCall`."""
 _INSERT = (
-    f"INSERT INTO tool_calls ({', '.join(_FOUND_BY)}, thread_id, record) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id)"
+    f"INSERT INTO tool_calls ({', '.join(_FOUND_BY)}, thread_id, record) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (id)"
 )
 
 
@@ -88,15 +94,24 @@ class ToolCallsJournal(ABC):
             if (known := held.record(record_id)) is not None:
                 return known[0]
             inherited = held.inherited(lambda: self._inherited_steps(thread_id))
-            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(itemgetter(0), inherited):
+            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(
+                itemgetter(0), inherited
+            ):
                 return None
         return next(iter(self._tool_calls("id = ?", (record_id,))), None)
 
     def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
         def load() -> list[KnownToolCall]:
-            with self._database.settled() as cursor:  # else what another thread is committing would be missed
-                query = f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER BY seq"
-                return [KnownToolCall._make(row) for row in cursor.execute(query, (thread_id,)).fetchall()]
+            # else what another thread is committing would be missed
+            with self._database.settled() as cursor:
+                query = (
+                    f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER"
+                    " BY seq"
+                )
+                return [
+                    KnownToolCall._make(row)
+                    for row in cursor.execute(query, (thread_id,)).fetchall()
+                ]
 
         return held.tool_calls(load)
 
@@ -105,26 +120,41 @@ class ToolCallsJournal(ABC):
         if (held := self._database.held.of(thread_id)) is not None:
             found = self._tool_calls_of(held, thread_id).values()
             return next((known.id for known in [*found] if known.arguments_hash == hash_), None)
-        query = "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq LIMIT 1"
+        query = (
+            "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq"
+            " LIMIT 1"
+        )
         with self._database.read() as cursor:
             row = cursor.execute(query, (thread_id, hash_)).fetchone()
         return str(row[0]) if row else None
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
+        found = self._tool_calls(
+            "thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key))
+        )
         return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
         """As `Journal.write_tool_call`."""
         thread = tool_call.identity.thread_id
-        if repeatable and not again and self._database.joins(held := self._database.held.of(thread)):
+        if (
+            repeatable
+            and not again
+            and self._database.joins(held := self._database.held.of(thread))
+        ):
             known = held.record(tool_call.id)
             if known is not None and known[0].status is not None:
                 return known[0]
-            if held.new and (known is not None or tool_call.id not in self._tool_calls_of(held, thread)):
+            if held.new and (
+                known is not None or tool_call.id not in self._tool_calls_of(held, thread)
+            ):
                 self._defer(held, tool_call)
                 return tool_call
-        return self._database.add(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
+        return self._database.add(
+            lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread
+        )
 
     def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
         found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
@@ -132,8 +162,11 @@ class ToolCallsJournal(ABC):
         query = f"{_INSERT} DO UPDATE SET record = excluded.record"
         row = (*found_by, thread, sealed)
         stop = self._database.fence.stopping(thread, held.lease)
-        self._database.defer(lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds)
-        held.add_tool_call(found_by, tool_call, sealed)  # whoever reads the table meanwhile waits for the row
+        self._database.defer(
+            lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds
+        )
+        # whoever reads the table meanwhile waits for the row
+        held.add_tool_call(found_by, tool_call, sealed)
 
     def _sealed(self, tool_call: ToolCall) -> bytes:
         return self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
@@ -141,11 +174,17 @@ class ToolCallsJournal(ABC):
     def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
         key = tool_call.idempotency_key
         return KnownToolCall(
-            *(tool_call.id, tool_call.identity.step, self._hash(tool_call.name, tool_call.arguments)),
+            *(
+                tool_call.id,
+                tool_call.identity.step,
+                self._hash(tool_call.name, tool_call.arguments),
+            ),
             None if key is None else self._hash("key", key),
         )
 
-    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+    def insert_tool_call(
+        self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False
+    ) -> ToolCall:
         """The same as part of another transaction."""
         found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
         held = self._database.held.of(tool_call.identity.thread_id)
@@ -168,14 +207,19 @@ class ToolCallsJournal(ABC):
         update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
         if known is not None and not again and known[0].status is not None:
             return known[0]
-        if known is not None and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None:
+        if (
+            known is not None
+            and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None
+        ):
             return tool_call
         while True:
             row = (*found_by, tool_call.identity.thread_id, sealed)
             new = None if held is not None and held.has_tool_call(tool_call.id) else (1,)
             if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, new) is not None:
                 return tool_call
-            stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
+            stored = cursor.execute(
+                "SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)
+            ).fetchone()
             if stored is None:  # deleted meanwhile
                 continue
             standing = self._read_tool_call(tool_call.id, stored[0])
@@ -188,24 +232,37 @@ class ToolCallsJournal(ABC):
     def _steps(self, thread_id: str) -> list[tuple[str, str]]:
         with self._database.read() as cursor:
             query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
-            return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
+            return [
+                (str(id_), str(step))
+                for id_, step in cursor.execute(query, (thread_id,)).fetchall()
+            ]
 
     def tool_calls(self) -> list[ToolCall]:
         """All tool calls of the store, in the order in which they were started."""
         return self._tool_calls("1 = 1", ())
 
-    def tool_calls_among(self, ids: Sequence[str], *, steps_of: str | None = None) -> Iterator[ToolCall]:
+    def tool_calls_among(
+        self, ids: Sequence[str], *, steps_of: str | None = None
+    ) -> Iterator[ToolCall]:
         """Tool calls by their ids, or by the ids of their steps on the thread `steps_of`."""
         for start in range(0, len(ids), 500):
             some = ids[start : start + 500]
-            column, values = ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            column, values = (
+                ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            )
             and_thread = "" if steps_of is None else " AND thread_id = ?"
-            yield from self._tool_calls(f"{column} IN ({placeholders(len(some))}){and_thread}", values)
+            yield from self._tool_calls(
+                f"{column} IN ({placeholders(len(some))}){and_thread}", values
+            )
 
     def _hash(self, *parts: Any) -> str:
         """Of what is looked up by its content. In an encrypted store it betrays nothing."""
         plain = content_hash(*parts)
-        return hash_of(0, plain.encode(), self._cipher.hash_key).hex() if self._cipher.hash_key else plain
+        return (
+            hash_of(0, plain.encode(), self._cipher.hash_key).hex()
+            if self._cipher.hash_key
+            else plain
+        )
 
     def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
         with self._database.read() as cursor:
@@ -214,7 +271,9 @@ class ToolCallsJournal(ABC):
 
     def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
         with reading("tool call", id_):
-            return ToolCall.model_validate_json(plain_record(self._cipher.open(record, "tool", id_)))
+            return ToolCall.model_validate_json(
+                plain_record(self._cipher.open(record, "tool", id_))
+            )
 
 
 class OverlaysJournal:
@@ -228,22 +287,29 @@ class OverlaysJournal:
         rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
         self._database.add(
             lambda cursor: cursor.executemany(
-                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record = excluded.record",
+                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) ON"
+                " CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record ="
+                " excluded.record",
                 rows,
             )
         )
 
     def _sealed_overlay(self, overlay: Overlay) -> bytes:
         # Left out where they say nothing: an earlier version refuses a field that it does not know.
-        silent = {name for name in ("carried_from", "credit", "penalty_by_role") if getattr(overlay, name) is None}
+        silent = {
+            name
+            for name in ("carried_from", "credit", "penalty_by_role")
+            if getattr(overlay, name) is None
+        }
         record = overlay.model_dump_json(exclude=silent)
         return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
     def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
         """The judgements of one training run, by step; or those of one step."""
         which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
-        query = f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
+        query = (
+            f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
+        )
         with self._database.read() as cursor:
             rows = cursor.execute(query, values).fetchall()
         found: list[Overlay] = []
@@ -262,7 +328,9 @@ class DrawsJournal(ABC):
 
     @abstractmethod
     def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
-        """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
+        """The threads that a fork has behind it, the oldest first, with the steps that it shares
+        with each.
+        """
 
     def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
         """What the tasks of a thread drew, in no order."""
@@ -286,7 +354,9 @@ class DrawsJournal(ABC):
         ]
         return left + self.draws_of_thread(header.thread_id)
 
-    def write_draws(self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]) -> None:
+    def write_draws(
+        self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
+    ) -> None:
         """Write what a task drew with the next commit, in place of what stands under its key."""
         place = (thread_id, *map(str, key))
 
@@ -326,10 +396,16 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 
 
 class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
-    """The journal of a run store. Every write is committed when it returns, but for draws and a run's joined steps."""
+    """The journal of a run store. Every write is committed when it returns, but for draws and a
+    run's joined steps.
+    """
 
-    def __init__(self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]) -> None:
-        """`requests` is called where one is written, or has unusual messages: it imports LangGraph."""
+    def __init__(
+        self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]
+    ) -> None:
+        """`requests` is called where one is written, or has unusual messages:
+        it imports LangGraph.
+        """
         self._database, self._cipher, self._requests = database, cipher, requests
         self.is_blocking = database.is_blocking
         """A write waits for a disk or a server: an event loop hands it to a thread."""
@@ -367,17 +443,26 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return next(iter(self._calls("c.id = ?", (call_id,), requests=request)), None)
 
     def calls_among(self, ids: Sequence[str], *, steps_of: str | None = None) -> Iterator[Call]:
-        """Model calls by their ids, or by the ids of their steps on the thread `steps_of`, without requests."""
+        """Model calls by their ids, or by the ids of their steps on the thread `steps_of`, without
+        requests.
+        """
         for start in range(0, len(ids), 500):
             some = ids[start : start + 500]
-            column, values = ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            column, values = (
+                ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            )
             and_thread = "" if steps_of is None else " AND c.thread_id = ?"
-            yield from self._calls(f"c.{column} IN ({placeholders(len(some))}){and_thread}", values, requests=False)
+            yield from self._calls(
+                f"c.{column} IN ({placeholders(len(some))}){and_thread}", values, requests=False
+            )
 
     def has_call(self, call_id: str) -> bool:
         """Whether a model call is on record, readable or not."""
         with self._database.read() as cursor:
-            return cursor.execute("SELECT 1 FROM calls WHERE id = ?", (call_id,)).fetchone() is not None
+            return (
+                cursor.execute("SELECT 1 FROM calls WHERE id = ?", (call_id,)).fetchone()
+                is not None
+            )
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
         with self._database.read() as cursor:
@@ -385,7 +470,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         if not deltas:
             raise KeyError(call_id)
         with reading("model call", call_id):
-            opened = (plain_numbers(self._cipher.open(delta, "tokens", id_)) for id_, delta in deltas)
+            opened = (
+                plain_numbers(self._cipher.open(delta, "tokens", id_)) for id_, delta in deltas
+            )
             return tuple(array("i", b"".join(opened)))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
@@ -398,15 +485,27 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
                 "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1"
             )
-            row = (call.id, identity.thread_id, identity.task_id, identity.step, call.parent, call.seed, record)
+            row = (
+                call.id,
+                identity.thread_id,
+                identity.task_id,
+                identity.step,
+                call.parent,
+                call.seed,
+                record,
+            )
             written = answered(cursor, query, row, (1,)) is not None
-            if written and (call.token_ids or request is None):  # each call has one of them, else its row is lost
+            # each call has one of them, else its row is lost
+            if written and (call.token_ids or request is None):
                 cursor.execute(
-                    "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
+                    "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)",
+                    (call.id, *tokens),
                 )
             if written and request is not None:
                 sealed = self._cipher.seal(request.data, "request", call.id)
-                cursor.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call.id, sealed))
+                cursor.execute(
+                    "INSERT INTO requests (call_id, data) VALUES (?, ?)", (call.id, sealed)
+                )
             if written and held is not None:
                 held.add_call(call, _as_written((record, *tokens), call, request))
             return written
@@ -433,17 +532,23 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             named = {str(id_): data for id_, *_, data in rows if data is not None and requests}
             sent = self._sent(cursor, named) if named else {}
         calls = [self._read_call(*row) for *row, _ in rows]
-        return [call.model_copy(update=sent[call.id]) if call.id in sent else call for call in calls]
+        return [
+            call.model_copy(update=sent[call.id]) if call.id in sent else call for call in calls
+        ]
 
     def _sent(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:
-        """Without LangGraph, which takes most of a second to import, where the messages are plain."""
+        """Without LangGraph, which takes most of a second to import,
+        where the messages are plain.
+        """
         try:
             reader = read_values(cursor, self._cipher, PlainMessages(), shared=True)
             return read_requests(reader, self._cipher, rows, json_dump)
         except NeedsItsType:
             return self._requests().read(cursor, rows)
 
-    def _read_call(self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes) -> Call:
+    def _read_call(
+        self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes
+    ) -> Call:
         opened = self._cipher.open
         with reading("model call", id_):
             call = Call.model_validate_json(plain_record(opened(record, "call", id_)))
@@ -463,10 +568,21 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
         One that has ended stands, unless it is taken up again (`RunStatus.RUNNING`).
         """
-        header = trajectory.model_dump_json(exclude={"calls", "tool_calls", "failed_calls"}).encode()
+        header = trajectory.model_dump_json(
+            exclude={"calls", "tool_calls", "failed_calls"}
+        ).encode()
         row = (
-            *(trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.thread_id, trajectory.status.value),
-            *(trajectory.started_at, trajectory.forked_from.trajectory_id if trajectory.forked_from else None),
+            *(
+                trajectory.id,
+                trajectory.run_id,
+                trajectory.group_id,
+                trajectory.thread_id,
+                trajectory.status.value,
+            ),
+            *(
+                trajectory.started_at,
+                trajectory.forked_from.trajectory_id if trajectory.forked_from else None,
+            ),
             self._cipher.seal(header, "trajectory", trajectory.id),
         )
 
@@ -475,12 +591,17 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
         def write(cursor: Cursor) -> None:
             query = (
-                "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record "
-                "WHERE trajectories.status = ? OR excluded.status = ? RETURNING 1"
+                "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at,"
+                " origin, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+                " status = excluded.status, record = excluded.record WHERE trajectories.status = ?"
+                " OR excluded.status = ? RETURNING 1"
             )
-            if answered(cursor, query, (*row, RunStatus.RUNNING.value, RunStatus.RUNNING.value), (1,)) is not None:
+            if (
+                answered(
+                    cursor, query, (*row, RunStatus.RUNNING.value, RunStatus.RUNNING.value), (1,)
+                )
+                is not None
+            ):
                 describe_thread(cursor, trajectory)
                 if held is not None:
                     held.header = header
@@ -495,27 +616,39 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         """Whether a trajectory is on record and not under way."""
         query = "SELECT 1 FROM trajectories WHERE id = ? AND status <> ?"
         with self._database.peek() as cursor:
-            return cursor.execute(query, (trajectory_id, RunStatus.RUNNING.value)).fetchone() is not None
+            return (
+                cursor.execute(query, (trajectory_id, RunStatus.RUNNING.value)).fetchone()
+                is not None
+            )
 
     def find_trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory | None:
-        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the calls were sent.
+        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the
+        calls were sent.
 
         By the thread's it is not read where it is known here.
         """
-        if (held := self._database.held.of(trajectory_id)) is not None and (all_ := held.everything()) is not None:
+        if (held := self._database.held.of(trajectory_id)) is not None and (
+            all_ := held.everything()
+        ) is not None:
             return self._as_read(*all_)
         both = (trajectory_id, trajectory_id)
         return next(self._trajectories("id = ? OR thread_id = ?", both, requests=requests), None)
 
     def _as_read(
-        self, header: bytes, calls: Mapping[str, WrittenCall], tool_calls: Iterable[tuple[str, bytes]]
+        self,
+        header: bytes,
+        calls: Mapping[str, WrittenCall],
+        tool_calls: Iterable[tuple[str, bytes]],
     ) -> Trajectory:
         """What was written, as it would be read."""
         read: list[Call] = []
-        copied: dict[int, Any] = {}  # what several calls sent is one object, of this trajectory alone
+        # what several calls sent is one object, of this trajectory alone
+        copied: dict[int, Any] = {}
         for id_, written in calls.items():
             shown = {"request": written.request, "tools": written.tools}
-            known = {name: copies_of(value, copied) for name, value in shown.items() if value is not None}
+            known = {
+                name: copies_of(value, copied) for name, value in shown.items() if value is not None
+            }
             read.append(self._read_call(id_, *written.row).model_copy(update=known))
         tools = tuple(self._read_tool_call(id_, record) for id_, record in tool_calls)
         return _with(Trajectory.model_validate_json(header), read, tools)
@@ -542,20 +675,30 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
     ) -> Iterator[Trajectory]:
         """Trajectories with their calls, in the order in which they were begun, or reversed.
 
-        `on_damage`: called for one that cannot be read, which is left out; None raises `StoreError`. `requests`: with
-        the requests of the calls.
+        `on_damage`: called for one that cannot be read, which is left out; None raises
+        `StoreError`. `requests`: with the requests of the calls.
         """
-        wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
+        wanted = {
+            "run_id": run_id,
+            "group_id": group_id,
+            "status": status.value if status else None,
+        }
         given = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
         values = tuple(given.values())
-        return self._trajectories(where, values, on_damage, requests=requests, newest_first=newest_first)
+        return self._trajectories(
+            where, values, on_damage, requests=requests, newest_first=newest_first
+        )
 
     def count_trajectories(self, run_id: str | None = None) -> int:
         """Number of trajectories on record, readable or not."""
         where, values = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
         with self._database.read() as cursor:
-            return int(cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0])
+            return int(
+                cursor.execute(
+                    f"SELECT count(*) FROM trajectories WHERE {where}", values
+                ).fetchone()[0]
+            )
 
     def forks_of(self, trajectory_id: str) -> list[Trajectory]:
         """The trajectories that were forked from one, in the order in which they were begun."""
@@ -609,8 +752,12 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
                 on_damage(id_, error)
         return found
 
-    def _inherited(self, header: Trajectory, *, requests: bool) -> tuple[list[Call], list[ToolCall]]:
-        """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
+    def _inherited(
+        self, header: Trajectory, *, requests: bool
+    ) -> tuple[list[Call], list[ToolCall]]:
+        """The calls of the lineage that a fork left, oldest first: those of the steps before the
+        checkpoint it took.
+        """
         calls: list[Call] = []
         tool_calls: list[ToolCall] = []
         for thread, steps in self.threads_behind(header):
@@ -621,7 +768,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return calls, tool_calls
 
     def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
-        """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
+        """The threads that a fork has behind it, the oldest first, with the steps that it shares
+        with each.
+        """
         left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
         fork, seen = header, {header.thread_id}
@@ -630,7 +779,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             before = self.line(fork.thread_id, "", taken).order.keys() - {taken}
             steps = before if steps is None else steps & before
             origin = self.headers("id = ?", (fork.forked_from.trajectory_id,))
-            if not origin or origin[0].thread_id in seen:  # in a forged store forks may go round in a circle
+            # in a forged store forks may go round in a circle
+            if not origin or origin[0].thread_id in seen:
                 break
             fork = origin[0]
             seen.add(fork.thread_id)
@@ -646,7 +796,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             line.append(step)
             step = known[namespace, step]
         if step is None:
-            return CheckpointLineage({id_: number for number, id_ in enumerate(reversed(line))}, None)
+            return CheckpointLineage(
+                {id_: number for number, id_ in enumerate(reversed(line))}, None
+            )
         where = thread_id, namespace
         with self._database.read() as cursor:
             rows = cursor.execute(_LINE, (*where, step, *where)).fetchall()
@@ -666,7 +818,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return self._inherited_steps(thread_id) + self._steps(thread_id)
 
     def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
-        header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)
+        header = next(
+            iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None
+        )
         found: list[tuple[str, str]] = []
         for thread, steps in self.threads_behind(header) if header is not None else ():
             found += [(id_, step) for id_, step in self._steps(thread) if step in steps]
@@ -679,18 +833,28 @@ def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCa
     failed: list[Call] = []
     for call in calls:
         (answered if call.error is None else failed).append(call)
-    apart = {"calls": tuple(answered), "tool_calls": tuple(tool_calls), "failed_calls": tuple(failed)}
+    apart = {
+        "calls": tuple(answered),
+        "tool_calls": tuple(tool_calls),
+        "failed_calls": tuple(failed),
+    }
     return header.model_copy(update=apart)
 
 
-def _as_written(row: tuple[bytes, bytes, bytes, bytes], call: Call, request: SentRow | None) -> WrittenCall | None:
+def _as_written(
+    row: tuple[bytes, bytes, bytes, bytes], call: Call, request: SentRow | None
+) -> WrittenCall | None:
     """None for a call that has something inside which is not known as it would be read."""
     record, token_ids, mask, logprobs = row
     if request is None:
         return WrittenCall(row, None, None)
     if request.messages is None and request.has_messages:
         return None
-    return WrittenCall((record, token_ids if call.token_ids else None, mask, logprobs), request.messages, request.tools)
+    return WrittenCall(
+        (record, token_ids if call.token_ids else None, mask, logprobs),
+        request.messages,
+        request.tools,
+    )
 
 
 class ThreadOptions:
@@ -727,7 +891,9 @@ class ThreadOptions:
 
     def in_a_file(self, thread_id: str, trajectory_id: str = "") -> str | None:
         """What an earlier version kept beside the store."""
-        return options_in(self._database.folder, trajectory_id or content_hash("trajectory", thread_id)[:16])
+        return options_in(
+            self._database.folder, trajectory_id or content_hash("trajectory", thread_id)[:16]
+        )
 
 
 def options_in(folder: Path, trajectory_id: str) -> str | None:
@@ -745,7 +911,9 @@ _WRITE = (
 
 
 class Scorings:
-    """The scorings of a store. One rubric has one scoring of a trajectory: scored again, the newest stands."""
+    """The scorings of a store. One rubric has one scoring of a trajectory: scored again, the newest
+    stands.
+    """
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database, self._cipher = database, cipher
@@ -753,8 +921,8 @@ class Scorings:
     def write(self, scorings: Sequence[Scoring], *, as_rewards: bool = False) -> None:
         """Write all of them in one transaction.
 
-        `as_rewards`: also as the rewards of the trajectories themselves, by the run that made them; one that has
-        rewards keeps them.
+        `as_rewards`: also as the rewards of the trajectories themselves, by the run that made them;
+        one that has rewards keeps them.
         """
         rows = [(s.rubric, s.trajectory_id, self._sealed(s)) for s in scorings]
 
@@ -769,7 +937,8 @@ class Scorings:
     def amend(
         self, rubric: str, trajectory_id: str, change: Callable[[Scoring | None], Scoring | None]
     ) -> Scoring | None:
-        """Write what `change` makes of the scoring that stands, in the same transaction; None leaves it as it is.
+        """Write what `change` makes of the scoring that stands, in the same transaction; None
+        leaves it as it is.
 
         `change` may be called again where a commit was lost. Returns the scoring that stands then.
         """
@@ -793,10 +962,14 @@ class Scorings:
         if row is None or not scoring.rewards:
             return
         with reading("trajectory", id_):
-            header = Trajectory.model_validate_json(plain_record(self._cipher.open(row[0], "trajectory", id_)))
+            header = Trajectory.model_validate_json(
+                plain_record(self._cipher.open(row[0], "trajectory", id_))
+            )
         if not header.rewards:
             scored = header.model_copy(update={"rewards": scoring.rewards})
-            record = scored.model_dump_json(exclude={"calls", "tool_calls", "failed_calls"}).encode()
+            record = scored.model_dump_json(
+                exclude={"calls", "tool_calls", "failed_calls"}
+            ).encode()
             sealed = self._cipher.seal(record, "trajectory", id_)
             cursor.execute("UPDATE trajectories SET record = ? WHERE id = ?", (sealed, id_))
 
@@ -807,7 +980,9 @@ class Scorings:
     def rubrics(self) -> list[str]:
         """Every rubric that something was scored by, in the order of their first scores."""
         with self._database.read() as cursor:
-            rows = cursor.execute("SELECT rubric FROM scorings GROUP BY rubric ORDER BY min(seq)").fetchall()
+            rows = cursor.execute(
+                "SELECT rubric FROM scorings GROUP BY rubric ORDER BY min(seq)"
+            ).fetchall()
         return [str(rubric) for (rubric,) in rows]
 
     def by_rubric(self, rubric: str) -> dict[str, Scoring]:
@@ -815,7 +990,9 @@ class Scorings:
         return {found.trajectory_id: found for found in self._read("rubric = ?", rubric)}
 
     def trajectory_ids(self, rubric: str, at_least: float) -> list[str]:
-        """Of those whose reward by a rubric is `at_least` so much, in the order in which they were scored first."""
+        """Of those whose reward by a rubric is `at_least` so much, in the order in which they were
+        scored first.
+        """
         found = self._read("rubric = ?", rubric)
         return [s.trajectory_id for s in found if s.rewards and s.rewards["reward"] >= at_least]
 

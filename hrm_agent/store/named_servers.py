@@ -1,7 +1,8 @@
 """Servers that a folder names as its store: only those that the user knows are connected to.
 
-A connection tells a server who asks, and libpq sends it PGPASSWORD or what `~/.pgpass` holds for it. So a folder that
-somebody else made must not choose the server. Known are this machine, PGHOST, and the hosts of a variable.
+A connection tells a server who asks, and libpq sends it PGPASSWORD or what `~/.pgpass` holds for
+it. So a folder that somebody else made must not choose the server. Known are this machine, PGHOST,
+and the hosts of a variable.
 
 The address of a store as people may see it: a password in it is left out.
 """
@@ -26,31 +27,71 @@ _SECRET = ("password", "sslpassword")
 
 
 def shown_url(address: str) -> str:
-    """`postgresql://me:secret@host/name?password=secret` -> `postgresql://me@host/name`; a path stays as it is."""
+    """`postgresql://me:secret@host/name?password=secret` -> `postgresql://me@host/name`; a path
+    stays as it is.
+    """
     scheme, found, rest = address.partition("://")
     if not found or scheme == "sqlite":
         return address
-    mark = rest.find("?", max(rest.find("/"), 0))  # one before the first slash may be part of a password
+    # one before the first slash may be part of a password
+    mark = rest.find("?", max(rest.find("/"), 0))
     head, query = (rest, "") if mark < 0 else (rest[:mark], rest[mark + 1 :])
     user, at, host = head.rpartition("@")
-    kept = [each for each in query.split("&") if each and unquote(each.partition("=")[0]).lower() not in _SECRET]
+    kept = [
+        each
+        for each in query.split("&")
+        if each and unquote(each.partition("=")[0]).lower() not in _SECRET
+    ]
     return f"{scheme}://{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
 
 
 _VARIABLE = "HRM_AGENT_STORE_HOSTS"
 _PARAMETERS = {
-    *("host", "hostaddr", "port", "dbname", "user", "password", "options", "application_name", "client_encoding"),
-    *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir", "sslsni", "sslnegotiation"),
-    *("ssl_min_protocol_version", "ssl_max_protocol_version", "gssencmode", "channel_binding", "require_auth"),
-    *("connect_timeout", "tcp_user_timeout", "keepalives", "keepalives_idle", "keepalives_interval"),
+    *(
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "options",
+        "application_name",
+        "client_encoding",
+    ),
+    *(
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "sslcrl",
+        "sslcrldir",
+        "sslsni",
+        "sslnegotiation",
+    ),
+    *(
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "gssencmode",
+        "channel_binding",
+        "require_auth",
+    ),
+    *(
+        "connect_timeout",
+        "tcp_user_timeout",
+        "keepalives",
+        "keepalives_idle",
+        "keepalives_interval",
+    ),
     *("keepalives_count", "target_session_attrs", "load_balance_hosts"),
 }
-"""Of libpq. Others name the server in another place (`service`), write to a file (`sslkeylogfile`), or ask a third
-party (`oauth_issuer`)."""
+"""Of libpq. Others name the server in another place (`service`), write to a file (`sslkeylogfile`),
+or ask a third party (`oauth_issuer`).
+"""
 
 
 def refuse_unknown_server(url: str, named_by: Path) -> None:
-    """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the user does not know.
+    """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the
+    user does not know.
 
     The same for a URL with parameters that make libpq do more than connect.
     """
@@ -58,7 +99,11 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
         named = conninfo_to_dict(url)
     except ProgrammingError:  # what is no URL is connected to by nobody, and told by who opens it
         return
-    hosts = [host for name in ("host", "hostaddr") for host in str(named.get(name) or "").lower().split(",")]
+    hosts = [
+        host
+        for name in ("host", "hostaddr")
+        for host in str(named.get(name) or "").lower().split(",")
+    ]
     given = f"{os.environ.get(_VARIABLE, '')},{os.environ.get('PGHOST', '')}".lower().split(",")
     known = {host.strip() for host in given}
     unknown = [host for host in hosts if host not in known and not _is_here(host)]
@@ -74,8 +119,8 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
         allow = shlex.quote(",".join(dict.fromkeys(unknown)))
         hint = f"Where the server is yours: `export {_VARIABLE}={allow}`. Or {instead}"
     raise StoreError(
-        f"{named_by} names a store on a server, {shown_url(url)}; whoever made the folder wrote that, so it was not "
-        "connected to.",
+        f"{named_by} names a store on a server, {shown_url(url)}; whoever made the folder wrote"
+        " that, so it was not connected to.",
         hint,
     )
 

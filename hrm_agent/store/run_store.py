@@ -58,7 +58,9 @@ class ThreadInfo(NamedTuple):
 
 
 class RunStore:
-    """Both halves of a run's record: `checkpointer` for LangGraph, `journal` for calls and trajectories."""
+    """Both halves of a run's record: `checkpointer` for LangGraph, `journal` for calls and
+    trajectories.
+    """
 
     def __init__(self, database: Database, cipher: Cipher, allow: Sequence[str] = ()) -> None:
         self.database, self.cipher = database, cipher
@@ -74,7 +76,9 @@ class RunStore:
 
     @property
     def checkpointer(self) -> StoreSaver:
-        """Made when it is first asked for: LangGraph takes most of a second to import, and the journal needs none."""
+        """Made when it is first asked for: LangGraph takes most of a second to import, and the
+        journal needs none.
+        """
         with self._making:
             if self._checkpointer is None:
                 from hrm_agent.store.saver import StoreSaver
@@ -91,7 +95,9 @@ class RunStore:
             from hrm_agent.store.values.requests import RequestStore
             from hrm_agent.store.values.serializer import StrictSerializer
 
-            self._request_store = RequestStore(self.blobs, cast(StrictSerializer, self.checkpointer.serde))
+            self._request_store = RequestStore(
+                self.blobs, cast(StrictSerializer, self.checkpointer.serde)
+            )
         return self._request_store
 
     @property
@@ -116,17 +122,22 @@ class RunStore:
             raise StoreError(f"{self.url} is not a file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
 
-    def lease(self, thread_id: str, doing: str = RUN, *, joins: bool = False) -> AbstractContextManager[Lease]:
-        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is.
+    def lease(
+        self, thread_id: str, doing: str = RUN, *, joins: bool = False
+    ) -> AbstractContextManager[Lease]:
+        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError`
+        where another is.
 
-        Inside the block, writes to the thread raise `LeaseLostError` once another process has taken it over. `joins`:
-        checkpoints and `python` calls are not committed one by one, but with the model call that follows, or some
-        milliseconds later.
+        Inside the block, writes to the thread raise `LeaseLostError` once another process has taken
+        it over. `joins`: checkpoints and `python` calls are not committed one by one, but with the
+        model call that follows, or some milliseconds later.
         """
         return self._leases.hold(thread_id, doing, joins=joins)
 
     def leases_ahead(self, thread_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """For threads that are run inside the block, in about this order: their leases are taken many at a time."""
+        """For threads that are run inside the block, in about this order: their leases are taken
+        many at a time.
+        """
         return self._leases.ahead(thread_ids)
 
     @property
@@ -135,20 +146,28 @@ class RunStore:
         return self.database.fence.owner
 
     def take_leases_from(self, owner: str) -> None:
-        """Of a process that is known to be dead, perhaps on another machine: its threads can be taken up at once."""
+        """Of a process that is known to be dead, perhaps on another machine: its threads can be
+        taken up at once.
+        """
         self._leases.take_from(owner)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
-        """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had run there.
+        """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had
+        run there.
 
-        Copied are the checkpoint and its ancestors, with their subgraphs' checkpoints and writes; of the chosen
-        checkpoint itself no writes, since what comes after it is to be taken anew. Values are shared.
+        Copied are the checkpoint and its ancestors, with their subgraphs' checkpoints and writes;
+        of the chosen checkpoint itself no writes, since what comes after it is to be taken anew.
+        Values are shared.
         """
 
         def fork(cursor: Cursor) -> None:
             line = set(lineage(cursor, source, checkpoint_id))
-            wanted = {("", id_) for id_ in line} | _nested(cursor, self.cipher, source, line - {checkpoint_id})
-            copy_rows(cursor, self.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
+            wanted = {("", id_) for id_ in line} | _nested(
+                cursor, self.cipher, source, line - {checkpoint_id}
+            )
+            copy_rows(
+                cursor, self.cipher, source, target, wanted, without_writes={("", checkpoint_id)}
+            )
             touch_thread(cursor, target, time.time())
 
         self.database.write_once(fork)
@@ -157,12 +176,24 @@ class RunStore:
         self, *, run_id: str | None = None, status: str | None = None, limit: int | None = None
     ) -> list[ThreadInfo]:
         """The threads of the store, newest first, without reading a single record."""
-        given = {name: value for name, value in (("run_id", run_id), ("status", status)) if value is not None}
+        given = {
+            name: value
+            for name, value in (("run_id", run_id), ("status", status))
+            if value is not None
+        }
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
-        query = f"SELECT id, trajectory_id, run_id, group_id, status, updated_at FROM threads WHERE {where}"
-        query += " ORDER BY updated_at DESC, id" + (f" LIMIT {int(limit)}" if limit is not None else "")
+        query = (
+            "SELECT id, trajectory_id, run_id, group_id, status, updated_at FROM threads WHERE"
+            f" {where}"
+        )
+        query += " ORDER BY updated_at DESC, id" + (
+            f" LIMIT {int(limit)}" if limit is not None else ""
+        )
         with self.database.read() as cursor:
-            return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
+            return [
+                ThreadInfo._make(row)
+                for row in cursor.execute(query, list(given.values())).fetchall()
+            ]
 
     def threads_at_work(self) -> set[str]:
         """Ids of threads that are in use by a live process, this one included."""
@@ -172,7 +203,9 @@ class RunStore:
     def threads_with_checkpoints(self) -> set[str]:
         """Ids of the threads whose state is on record."""
         with self.database.read() as cursor:
-            rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints WHERE ns = ?", ("",)).fetchall()
+            rows = cursor.execute(
+                "SELECT DISTINCT thread_id FROM checkpoints WHERE ns = ?", ("",)
+            ).fetchall()
         return {str(thread) for (thread,) in rows}
 
     def close(self) -> None:
@@ -183,7 +216,10 @@ class RunStore:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -196,16 +232,18 @@ def open_store(
     allow: Sequence[str] = (),
     read_only: bool = False,
 ) -> RunStore:
-    """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url` names.
+    """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url`
+    names.
 
-    A server that a folder names is connected to if it is on this machine, or its host stands in PGHOST or in the list
-    HRM_AGENT_STORE_HOSTS.
+    A server that a folder names is connected to if it is on this machine, or its host stands in
+    PGHOST or in the list HRM_AGENT_STORE_HOSTS.
 
-    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.database.sqlite`),
-    `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
-    encrypted store, and makes a new one encrypted. `allow` names types (`package.module:Class`) that checkpoints may
-    hold beside those that a graph's state declares. `read_only`: of a store that is there, nothing is written, made or
-    left beside it, and whatever would write raises `StoreError`.
+    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see
+    `hrm_agent.store.database.sqlite`), `postgresql://user@host/database`. `key` (base64 of 32
+    bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an encrypted store, and makes a new one
+    encrypted. `allow` names types (`package.module:Class`) that checkpoints may hold beside those
+    that a graph's state declares. `read_only`: of a store that is there, nothing is written, made
+    or left beside it, and whatever would write raises `StoreError`.
 
     Raises `StoreError`; `StoreVersionError` for a store of another schema version.
     """
@@ -218,7 +256,9 @@ def open_store(
         raise
 
 
-def _open_database(where: str, *, create: bool, read_only: bool, named_by: tuple[Path, ...] = ()) -> Database:
+def _open_database(
+    where: str, *, create: bool, read_only: bool, named_by: tuple[Path, ...] = ()
+) -> Database:
     """`named_by`: files of folders that have named another store on the way."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
@@ -241,13 +281,21 @@ def _open_database(where: str, *, create: bool, read_only: bool, named_by: tuple
     path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
         if len(named_by) >= _MOST_POINTERS or pointer.stat().st_size > _POINTER_BYTES:
-            raise StoreError(f"{pointer} leads to no store.", "Write the URL of the store of this run into it.")
+            raise StoreError(
+                f"{pointer} leads to no store.", "Write the URL of the store of this run into it."
+            )
         named = read_whole(pointer)
         if named is None:  # after a power cut
-            raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
-        return _open_database(named, create=create, read_only=read_only, named_by=(*named_by, pointer))
+            raise StoreError(
+                f"{pointer} is empty.", "Write the URL of the store of this run into it."
+            )
+        return _open_database(
+            named, create=create, read_only=read_only, named_by=(*named_by, pointer)
+        )
     if unknown := given.keys() - {"level"}:
-        raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
+        raise ConfigError(
+            f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power."
+        )
     file = path / "store.db" if path.is_dir() else path
     return ReadOnlySqlite(file) if read_only else SqliteDatabase(file, create=create, **given)
 
@@ -261,7 +309,9 @@ def _path_of(where: str) -> tuple[Path, dict[str, str]]:
 
 
 def file_of(where: str) -> Path | None:
-    """The file that a store at `where` is, or would be; None for a server's, or a folder that names another store."""
+    """The file that a store at `where` is, or would be; None for a server's, or a folder that names
+    another store.
+    """
     if "://" in where and not where.startswith("sqlite:///"):
         return None
     path, _ = _path_of(where)
@@ -271,15 +321,19 @@ def file_of(where: str) -> Path | None:
 
 
 def own_run(where: str) -> str | None:
-    """Id of the run that a folder is, where others record in its store too; None: all that is in the store."""
+    """Id of the run that a folder is, where others record in its store too; None: all that is in
+    the store.
+    """
     folder = Path(where)
     if not (folder / STORE_POINTER).is_file():
         return None
     name = read_whole(folder / "run_id")
     if name is None:
         raise RunError(
-            f"{folder / 'run_id'} is missing or empty: which of the runs of its store is meant is not known.",
-            f"Name it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the store itself.",
+            f"{folder / 'run_id'} is missing or empty: which of the runs of its store is meant is"
+            " not known.",
+            f"Name it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the"
+            " store itself.",
         )
     return name
 
@@ -302,7 +356,9 @@ def _check_key(database: Database, cipher: Cipher) -> None:
     else:
         row = database.add(check)
     if row is None:
-        raise StoreError(f"In the store {database.url} nothing was ever stored.", "`hrm-agent run TASK` does so.")
+        raise StoreError(
+            f"In the store {database.url} nothing was ever stored.", "`hrm-agent run TASK` does so."
+        )
     name, _, sealed = str(row[0]).partition(":")
     if name == cipher.name == "none":
         return
@@ -313,24 +369,31 @@ def _check_key(database: Database, cipher: Cipher) -> None:
         )
     if cipher.name == "none":
         raise StoreError(
-            f"The store {database.url} is encrypted.", "Put its key into the variable HRM_AGENT_STORE_KEY."
+            f"The store {database.url} is encrypted.",
+            "Put its key into the variable HRM_AGENT_STORE_KEY.",
         )
     try:
         cipher.open(bytes.fromhex(sealed), "key")
     except StoreError as error:
-        raise StoreError(f"The key does not fit the store {database.url}.", "Check HRM_AGENT_STORE_KEY.") from error
+        raise StoreError(
+            f"The key does not fit the store {database.url}.", "Check HRM_AGENT_STORE_KEY."
+        ) from error
 
 
-def _nested(cursor: Cursor, cipher: Cipher, thread_id: str, steps: set[str]) -> set[tuple[str, str]]:
+def _nested(
+    cursor: Cursor, cipher: Cipher, thread_id: str, steps: set[str]
+) -> set[tuple[str, str]]:
     """Namespace and id of the subgraphs' checkpoints that belong to steps of a thread.
 
-    Each names the outermost checkpoint that it was made under. Its namespace would not do: that of a subgraph which
-    remembers (`checkpointer=True`) is the same in every step.
+    Each names the outermost checkpoint that it was made under. Its namespace would not do: that of
+    a subgraph which remembers (`checkpointer=True`) is the same in every step.
     """
     query = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ''"
     found: set[tuple[str, str]] = set()
     for ns, id_, metadata in cursor.execute(query, (thread_id,)).fetchall():
-        facts: dict[str, Any] = ormsgpack.unpackb(cipher.open(metadata, thread_id, ns, id_, "metadata"))
+        facts: dict[str, Any] = ormsgpack.unpackb(
+            cipher.open(metadata, thread_id, ns, id_, "metadata")
+        )
         if (facts.get("parents") or {}).get("") in steps:
             found.add((ns, id_))
     return found

@@ -1,14 +1,16 @@
 """LangGraph's checkpoints in the run store: a `BaseCheckpointSaver` for sync and async graphs.
 
-One transaction writes a checkpoint, the values that are new with it, and the pending writes that led to it. A run that
-goes on from a checkpoint which is no longer the newest of its thread, without having asked for it by id, is a second
-run on the same thread: LangGraph would fork the thread without a word, the store refuses.
+One transaction writes a checkpoint, the values that are new with it, and the pending writes that
+led to it. A run that goes on from a checkpoint which is no longer the newest of its thread, without
+having asked for it by id, is a second run on the same thread: LangGraph would fork the thread
+without a word, the store refuses.
 
 Checks on a checkpoint that follows the newest one of a thread.
 
-LangGraph takes the highest id for the newest, and ids begin with the time. A process that reads a thread goes on after
-its ids (`langgraph_format.continue_ids_after`), whatever its own clock says. A checkpoint whose id is still lower than
-the newest one's would be lost, so it is refused, with the writer's reason.
+LangGraph takes the highest id for the newest, and ids begin with the time. A process that reads a
+thread goes on after its ids (`langgraph_format.continue_ids_after`), whatever its own clock says. A
+checkpoint whose id is still lower than the newest one's would be lost, so it is refused, with the
+writer's reason.
 """
 
 from __future__ import annotations
@@ -59,18 +61,33 @@ from hrm_agent.store.values.checkpoint_codec import (
     refusing,
     slots_of,
 )
-from hrm_agent.store.values.checkpoint_reader import MEMORY, ROW, CheckpointRow, StoreSnapshot, conditions, matches
+from hrm_agent.store.values.checkpoint_reader import (
+    MEMORY,
+    ROW,
+    CheckpointRow,
+    StoreSnapshot,
+    conditions,
+    matches,
+)
 from hrm_agent.store.values.content_addressed import ValueWriter
 from hrm_agent.store.values.manifests import Channels, CheckpointKey
 from hrm_agent.store.values.serializer import StrictSerializer, declared_types
 
-__all__ = ["CheckpointNotes", "StoreSaver", "StoredItem", "refuse_set_back_clock", "refuse_stranger"]
+__all__ = [
+    "CheckpointNotes",
+    "StoreSaver",
+    "StoredItem",
+    "refuse_set_back_clock",
+    "refuse_stranger",
+]
 
 _TICKS, _EPOCH_TICKS = 10_000_000, 0x01B21DD213814000
 """Of a UUID's time: per second, and from its beginning in 1582 to 1970."""
 
 
-def refuse_stranger(database: Database, cursor: Cursor, place: CheckpointKey, new: str, *, chosen: bool) -> None:
+def refuse_stranger(
+    database: Database, cursor: Cursor, place: CheckpointKey, new: str, *, chosen: bool
+) -> None:
     """Raises `RunError` where a checkpoint of the outermost graph does not follow the newest one.
 
     `chosen`: its parent was asked for by id, so that a branch may begin there.
@@ -81,8 +98,9 @@ def refuse_stranger(database: Database, cursor: Cursor, place: CheckpointKey, ne
     if chosen or newest in ("", new, place.checkpoint_id):
         return
     raise RunError(
-        f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is {newest}, "
-        f"but this run started from {place.checkpoint_id or 'no checkpoint'}. Its checkpoint was not written.",
+        f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is"
+        f" {newest}, but this run started from {place.checkpoint_id or 'no checkpoint'}. Its"
+        " checkpoint was not written.",
         "Run one at a time on a thread, or fork it: `hrm-agent fork --help`.",
     )
 
@@ -93,9 +111,10 @@ def refuse_set_back_clock(thread_id: str, newest: str) -> None:
     ahead = made_at - time.time()
     if ahead > 0:
         raise RunError(
-            f"The clock of this machine stands {ahead:,.1f} seconds before the newest checkpoint of thread "
-            f"{thread_id!r} ({newest}, made at {datetime.fromtimestamp(made_at):%Y-%m-%d %H:%M:%S}), so that the next "
-            "one would be taken for an older one. It was not written.",
+            f"The clock of this machine stands {ahead:,.1f} seconds before the newest checkpoint of"
+            f" thread {thread_id!r} ({newest}, made at"
+            f" {datetime.fromtimestamp(made_at):%Y-%m-%d %H:%M:%S}), so that the next one would be"
+            " taken for an older one. It was not written.",
             "Resume the run: a new process reads the thread first, and goes on after its ids.",
         )
 
@@ -107,7 +126,9 @@ def _time_of(checkpoint_id: str) -> float:
 
 K = TypeVar("K")
 V = TypeVar("V")
-_HIGHEST_OF_THREAD = "(SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = checkpoints.thread_id AND n.ns = '')"
+_HIGHEST_OF_THREAD = (
+    "(SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = checkpoints.thread_id AND n.ns = '')"
+)
 
 
 class StoredItem(NamedTuple):
@@ -126,7 +147,9 @@ class StoredItem(NamedTuple):
 
 
 class CheckpointNotes(Protocol):
-    """Makes further metadata for a checkpoint, from its own and the id of its parent (None for the first)."""
+    """Makes further metadata for a checkpoint, from its own and the id of its parent (None for the
+    first).
+    """
 
     def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]: ...
 
@@ -134,14 +157,18 @@ class CheckpointNotes(Protocol):
 class StoreSaver(BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer over the store."""
 
-    def __init__(self, database: Database, blobs: Blobs, allow: Iterable[tuple[str, ...]] = ()) -> None:
+    def __init__(
+        self, database: Database, blobs: Blobs, allow: Iterable[tuple[str, ...]] = ()
+    ) -> None:
         serializer = StrictSerializer(allow)
         super().__init__(serde=serializer)
         collect_declared_types()
         self._database, self.blobs = database, blobs
         self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
-        """Of the newest checkpoints that this process wrote or read, by thread, namespace and id: in which epoch, and
-        their channels. In another epoch their values may have been collected."""
+        """Of the newest checkpoints that this process wrote or read, by thread, namespace and id:
+        in which epoch, and their channels. In another epoch their values may have been
+        collected.
+        """
         self._chosen: dict[tuple[str, str], None] = {}
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
@@ -158,15 +185,19 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Makes further metadata for the outermost graph's checkpoints."""
 
     def noting(self, notes: CheckpointNotes) -> Self:
-        """A copy of this checkpointer for one invocation. It adds `notes` to the metadata of checkpoints."""
+        """A copy of this checkpointer for one invocation. It adds `notes` to the metadata of
+        checkpoints.
+        """
         clone = copy.copy(self)
         clone.notes = notes
         return clone
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
-        """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
+        """The same checkpointer, reading besides LangGraph's own types those that the state of
+        `graph` declares.
 
-        A graph that is compiled with this checkpointer does that by itself; one that it is put into later does not.
+        A graph that is compiled with this checkpointer does that by itself; one that it is put into
+        later does not.
         """
         return self.with_allowlist(declared_types(graph))
 
@@ -224,15 +255,18 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
             with refusing(place):
-                return manifest_of(checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {})
+                return manifest_of(
+                    checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {}
+                )
 
         def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
             self._refuse_second_run(cursor, place, checkpoint["id"])
             manifest, channels = encoded
             cursor.execute(
-                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread_id, ns, id) DO UPDATE SET "
-                "parent_id = excluded.parent_id, manifest = excluded.manifest, metadata = excluded.metadata",
+                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread_id, ns, id) DO UPDATE SET"
+                " parent_id = excluded.parent_id, manifest = excluded.manifest, metadata ="
+                " excluded.metadata",
                 (
                     *here,
                     place.checkpoint_id,
@@ -276,26 +310,42 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return place
 
     def _is_due(self, place: CheckpointKey, now: float) -> bool:
-        """Threads are noted to the second. One may have been deleted since, with all that is known of it."""
+        """Threads are noted to the second. One may have been deleted since, with all that is known
+        of it.
+        """
         epoch, before = self._touched.get(place.thread_id, ("", 0.0))
         return place.checkpoint_id is None or epoch != self._database.epoch or now - before >= 1.0
 
     def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
     ) -> None:
         if (future := self._put_writes(config, writes, task_id, task_path)) is not None:
             future.result()
 
     async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
     ) -> None:
         if (future := self._put_writes(config, writes, task_id, task_path)) is not None:
             await committed(future)
 
     def _put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
     ) -> Future[None] | None:
-        """Ordinary writes go with the checkpoint that follows them. After an error or an interrupt none may follow."""
+        """Ordinary writes go with the checkpoint that follows them. After an error or an interrupt
+        none may follow.
+        """
         place = self._noted(place_of(config))
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
 
@@ -315,7 +365,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return None
 
     def _insert_slot(
-        self, cursor: Cursor, key: tuple[str, str, str, str, int], task_path: str, given: list[list[Any]]
+        self,
+        cursor: Cursor,
+        key: tuple[str, str, str, str, int],
+        task_path: str,
+        given: list[list[Any]],
     ) -> None:
         cipher, place = self.blobs.cipher, tuple(map(str, key))
         again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
@@ -326,35 +380,53 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         )
         new = (1,) if key[:3] in self._own and key not in self._slots else None
         remember(self._slots, key, None)
-        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), new) is None:
+        if (
+            answered(
+                cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), new
+            )
+            is None
+        ):
             where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
-            cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
+            cursor.execute(
+                f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key)
+            )
 
     def task_paths(self, thread_id: str) -> dict[str, str]:
         """LangGraph's names of the tasks of a thread that have written, by task id."""
-        query = "SELECT DISTINCT task_id, task_path FROM writes WHERE thread_id = ? AND task_path <> ''"
-        return dict(self._database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall()))
+        query = (
+            "SELECT DISTINCT task_id, task_path FROM writes WHERE thread_id = ? AND task_path <> ''"
+        )
+        return dict(
+            self._database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall())
+        )
 
     def put_memory(self, thread_id: str, checkpoint_id: str, items: Sequence[StoredItem]) -> None:
-        """Record items that the step after a checkpoint of the outermost graph puts into a LangGraph store.
+        """Record items that the step after a checkpoint of the outermost graph puts into a
+        LangGraph store.
 
-        They are committed with the step's checkpoint, or before. Raises `StoreError` for a value that could not be read
-        back.
+        They are committed with the step's checkpoint, or before. Raises `StoreError` for a value
+        that could not be read back.
         """
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_id": checkpoint_id}}
+        config: RunnableConfig = {
+            "configurable": {"thread_id": thread_id, "checkpoint_id": checkpoint_id}
+        }
         plain = [[list(item.namespace), *item[1:]] for item in items]
         self.put_writes(config, [(MEMORY, plain)], f"{MEMORY}{uuid6()}")
 
     def memory(self, thread_id: str, checkpoint_id: str | None = None) -> list[StoredItem]:
         """Items that the steps before a checkpoint have put into a LangGraph store, oldest first.
 
-        None: those before the thread's newest checkpoint, and of the step after it, which may have been cut short.
+        None: those before the thread's newest checkpoint, and of the step after it, which may have
+        been cut short.
         """
 
         def read(cursor: Cursor) -> list[StoredItem]:
-            query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
+            query = (
+                "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns ="
+                " '' AND "
+            )
             query += "task_id >= ? AND task_id < ? ORDER BY task_id"
             rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
             if not rows:
@@ -372,36 +444,53 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 )
             ]
             reader.load(opened)
-            found = [item for reference in opened for item in cast("list[list[Any]]", reader.value(reference))]
+            found = [
+                item
+                for reference in opened
+                for item in cast("list[list[Any]]", reader.value(reference))
+            ]
             return [StoredItem(tuple(namespace), *rest) for namespace, *rest in found]
 
         return self._database.read_once(read)
 
     def adopt(self, found: CheckpointTuple, task_paths: Mapping[str, str]) -> None:
-        """Store a checkpoint of another saver with its pending writes, on whichever branch of its thread it lies."""
+        """Store a checkpoint of another saver with its pending writes, on whichever branch of its
+        thread it lies.
+        """
         place = place_of(found.config)
         parent = place_of(found.parent_config).checkpoint_id if found.parent_config else None
         if parent is not None:
             self._choose(place.thread_id, parent)
-        before: RunnableConfig = {"configurable": {**found.config.get("configurable", {}), "checkpoint_id": parent}}
+        before: RunnableConfig = {
+            "configurable": {**found.config.get("configurable", {}), "checkpoint_id": parent}
+        }
         self.put(before, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
         by_task: dict[tuple[str, bool], list[tuple[str, Any]]] = {}
-        for task_id, channel, value in found.pending_writes or ():  # an error apart: the task may have ended well since
+        # an error apart: the task may have ended well since
+        for task_id, channel, value in found.pending_writes or ():
             by_task.setdefault((task_id, channel == ERROR), []).append((channel, value))
         for (task_id, _), writes in by_task.items():
             self.put_writes(found.config, writes, task_id, task_paths.get(task_id, ""))
 
-    def _facts(self, place: CheckpointKey, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
+    def _facts(
+        self, place: CheckpointKey, config: RunnableConfig, metadata: CheckpointMetadata
+    ) -> dict[str, Any]:
         """Metadata that is stored."""
         facts = public_metadata(config, metadata)
-        return facts if self.notes is None or place.ns else {**facts, **self.notes(metadata, place.checkpoint_id)}
+        return (
+            facts
+            if self.notes is None or place.ns
+            else {**facts, **self.notes(metadata, place.checkpoint_id)}
+        )
 
     # one run on a thread
 
     def _may_follow(self, place: CheckpointKey, facts: dict[str, Any], new: str) -> None:
-        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what follows it be.
+        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what
+        follows it be.
 
-        A subgraph writes before the graph around it does: a clock that was set back is told before that.
+        A subgraph writes before the graph around it does: a clock that was set back is told before
+        that.
         """
         outermost = (facts.get("parents") or {}).get("")
         if place.ns and isinstance(outermost, str) and outermost > new:
@@ -430,16 +519,24 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._choose(place.thread_id, place.checkpoint_id)
 
         held = self._database.held.of(place.thread_id)
-        if held is not None and held.new and place.ns not in held.namespaces and not place.checkpoint_id:
+        if (
+            held is not None
+            and held.new
+            and place.ns not in held.namespaces
+            and not place.checkpoint_id
+        ):
             remember(self._new, place.thread_id, None)
             return None
         epoch = self.blobs.epoch
 
         def read(cursor: Cursor) -> CheckpointTuple | None:
-            row = cursor.execute(f"SELECT {columns} FROM checkpoints WHERE {given}{newest}", values).fetchone()
+            row = cursor.execute(
+                f"SELECT {columns} FROM checkpoints WHERE {given}{newest}", values
+            ).fetchone()
             if row is None:
                 return None
-            if place.checkpoint_id and row[-1]:  # what branches off there comes after the thread's newest as well
+            # what branches off there comes after the thread's newest as well
+            if place.checkpoint_id and row[-1]:
                 self._go_on_after(str(row[-1]))
             return self._reading(cursor, epoch, shared=False).tuples(
                 [CheckpointRow(*row[: len(CheckpointRow._fields)])]
@@ -451,7 +548,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await asyncio.to_thread(self.get_tuple, config) if self._database.is_blocking else self.get_tuple(config)
+        return (
+            await asyncio.to_thread(self.get_tuple, config)
+            if self._database.is_blocking
+            else self.get_tuple(config)
+        )
 
     def list(
         self,
@@ -461,9 +562,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first. Those of one call share the messages that they have in common: read, do not edit.
+        """Checkpoints, newest first. Those of one call share the messages that they have in common:
+        read, do not edit.
 
-        The filter is applied here, not in SQL: metadata may be sealed, and a name in a filter can inject nothing.
+        The filter is applied here, not in SQL: metadata may be sealed, and a name in a filter can
+        inject nothing.
         """
         given, values = conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
@@ -507,15 +610,19 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     # care of threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.upkeep.maintenance.delete_runs` takes
-        both.
+        """Delete the checkpoints of a thread. Its trajectory stays:
+        `hrm_agent.store.upkeep.maintenance.delete_runs` takes both.
         """
         self._touched.pop(str(thread_id), None)
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of LangGraph's runs, except those on which the state of another run depends."""
-        self._database.write(lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids))
+        """Delete the checkpoints of LangGraph's runs, except those on which the state of another
+        run depends.
+        """
+        self._database.write(
+            lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids)
+        )
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to a new one; its values are shared."""
@@ -527,12 +634,16 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune as LangGraph does: `keep_latest` checkpoint of each namespace, or `delete` all of the threads.
+        """Prune as LangGraph does: `keep_latest` checkpoint of each namespace, or `delete` all of
+        the threads.
 
-        The checkpoints on which the latest one's state depends are kept (a `DeltaChannel` is folded from writes).
+        The checkpoints on which the latest one's state depends are kept (a `DeltaChannel` is folded
+        from writes).
         """
         if strategy not in ("keep_latest", "delete"):
-            raise StoreError(f"There is no strategy {strategy!r}.", "Strategies: keep_latest, delete.")
+            raise StoreError(
+                f"There is no strategy {strategy!r}.", "Strategies: keep_latest, delete."
+            )
         threads = [str(thread) for thread in thread_ids]
         if strategy == "delete":
             self._database.write(lambda cursor: delete_threads(cursor, threads))
@@ -552,7 +663,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Whole numbers. A thread that another saver began goes on in its form: `NUMBER.FRACTION`, zero-padded."""
+        """Whole numbers. A thread that another saver began goes on in its form: `NUMBER.FRACTION`,
+        zero-padded.
+        """
         if isinstance(current, str):
             return f"{int(current.partition('.')[0]) + 1:032}.0"
         return 1 if current is None else current + 1

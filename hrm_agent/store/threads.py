@@ -1,7 +1,7 @@
 """Whole threads: copying, forking, deleting, in SQL that both bodies know.
 
-A copy names the values of its source, so it costs its manifests only. Rows of an encrypted store are bound to their
-thread and are sealed anew for the copy.
+A copy names the values of its source, so it costs its manifests only. Rows of an encrypted store
+are bound to their thread and are sealed anew for the copy.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ SELECT id FROM line
 
 
 def lineage(cursor: Cursor, thread_id: str, checkpoint_id: str) -> list[str]:
-    """A checkpoint of a thread and all its ancestors. Raises `StoreError` if the thread has no such checkpoint."""
-    found = [str(row[0]) for row in cursor.execute(_LINEAGE, (thread_id, checkpoint_id, thread_id)).fetchall()]
+    """A checkpoint of a thread and all its ancestors. Raises `StoreError` if the thread has no such
+    checkpoint.
+    """
+    found = [
+        str(row[0])
+        for row in cursor.execute(_LINEAGE, (thread_id, checkpoint_id, thread_id)).fetchall()
+    ]
     if not found:
         raise StoreError(
             f"Thread {thread_id!r} has no checkpoint {checkpoint_id!r}.",
@@ -60,31 +65,53 @@ def copy_rows(
     wanted: Iterable[tuple[str, str]] | None = None,
     without_writes: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """Copy checkpoints and writes of `source` to `target`: all, or those (namespace, id) that are `wanted`."""
-    if cursor.execute("SELECT 1 FROM checkpoints WHERE thread_id = ? LIMIT 1", (target,)).fetchone():
+    """Copy checkpoints and writes of `source` to `target`: all, or those (namespace, id) that are
+    `wanted`.
+    """
+    if cursor.execute(
+        "SELECT 1 FROM checkpoints WHERE thread_id = ? LIMIT 1", (target,)
+    ).fetchone():
         raise StoreError(f"There is a thread {target!r} already.", "Name another.")
     kept = None if wanted is None else set(wanted)
     silent = set(without_writes)
-    query = "SELECT ns, id, parent_id, run_id, manifest, metadata FROM checkpoints WHERE thread_id = ? ORDER BY seq"
+    query = (
+        "SELECT ns, id, parent_id, run_id, manifest, metadata FROM checkpoints WHERE thread_id = ?"
+        " ORDER BY seq"
+    )
     for ns, id_, parent, run_id, manifest, metadata in cursor.execute(query, (source,)).fetchall():
         if kept is None or (ns, id_) in kept:
             cursor.execute(
-                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(target, ns, id_, parent, run_id),
                     _moved(cipher, manifest, (source, ns, id_), (target, ns, id_)),
-                    _moved(cipher, metadata, (source, ns, id_, "metadata"), (target, ns, id_, "metadata")),
+                    _moved(
+                        cipher,
+                        metadata,
+                        (source, ns, id_, "metadata"),
+                        (target, ns, id_, "metadata"),
+                    ),
                 ),
             )
-    query = "SELECT ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
+    query = (
+        "SELECT ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
+    )
     for ns, id_, task, slot, task_path, data in cursor.execute(query, (source,)).fetchall():
         if (kept is None or (ns, id_) in kept) and (ns, id_) not in silent:
             place = (ns, id_, task, str(slot))
             cursor.execute(
                 "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (target, ns, id_, task, slot, task_path, _moved(cipher, data, (source, *place), (target, *place))),
+                (
+                    target,
+                    ns,
+                    id_,
+                    task,
+                    slot,
+                    task_path,
+                    _moved(cipher, data, (source, *place), (target, *place)),
+                ),
             )
 
 
@@ -93,7 +120,9 @@ def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str])
 
 
 def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
-    """The newest checkpoint of a thread, which it still is when this transaction commits; empty if it has none."""
+    """The newest checkpoint of a thread, which it still is when this transaction commits; empty if
+    it has none.
+    """
     if thread_id not in database.heads:
         database.lock_thread(cursor, thread_id)
         query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
@@ -106,8 +135,8 @@ def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
 def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:
     """Note that a thread was written to."""
     cursor.execute(
-        "INSERT INTO threads (id, run_id, group_id, status, created_at, updated_at) VALUES (?, '', '', '', ?, ?) "
-        "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
+        "INSERT INTO threads (id, run_id, group_id, status, created_at, updated_at) VALUES (?, '',"
+        " '', '', ?, ?) ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
         (thread_id, now, now),
     )
 
@@ -116,30 +145,42 @@ def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
     """Note what a listing says of a thread that has a trajectory."""
     at = trajectory.ended_at or trajectory.started_at
     cursor.execute(
-        "INSERT INTO threads (id, trajectory_id, run_id, group_id, status, created_at, updated_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET trajectory_id = excluded.trajectory_id, "
-        "run_id = excluded.run_id, group_id = excluded.group_id, status = excluded.status",
+        "INSERT INTO threads (id, trajectory_id, run_id, group_id, status, created_at, updated_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET trajectory_id ="
+        " excluded.trajectory_id, run_id = excluded.run_id, group_id = excluded.group_id, status ="
+        " excluded.status",
         (
-            *(trajectory.thread_id, trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.status.value),
+            *(
+                trajectory.thread_id,
+                trajectory.id,
+                trajectory.run_id,
+                trajectory.group_id,
+                trajectory.status.value,
+            ),
             *(trajectory.started_at, at),
         ),
     )
 
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
-    """Delete checkpoints and writes of threads. Values that nothing names any more go when the store is collected.
+    """Delete checkpoints and writes of threads. Values that nothing names any more go when the
+    store is collected.
 
-    A thread with a trajectory is still a thread. Of one without, nothing would tell what was recorded of it, so that
-    goes too.
+    A thread with a trajectory is still a thread. Of one without, nothing would tell what was
+    recorded of it, so that goes too.
     """
     for thread_id in thread_ids:
         thread = (thread_id,)
         cursor.execute("DELETE FROM writes WHERE thread_id = ?", thread)
         cursor.execute("DELETE FROM checkpoints WHERE thread_id = ?", thread)
-        if cursor.execute("SELECT 1 FROM trajectories WHERE thread_id = ?", thread).fetchone() is None:
+        if (
+            cursor.execute("SELECT 1 FROM trajectories WHERE thread_id = ?", thread).fetchone()
+            is None
+        ):
             _delete_record(cursor, thread_id)
             cursor.execute("DELETE FROM threads WHERE id = ?", thread)
-            forget_leases(cursor, thread_id, given_back=True)  # who holds one may begin the thread anew
+            # who holds one may begin the thread anew
+            forget_leases(cursor, thread_id, given_back=True)
 
 
 def _delete_record(cursor: Cursor, thread_id: str) -> None:
@@ -152,7 +193,9 @@ def _delete_record(cursor: Cursor, thread_id: str) -> None:
 
 
 def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> None:
-    """Delete all checkpoints of threads but the newest of each namespace, and those on which its state depends."""
+    """Delete all checkpoints of threads but the newest of each namespace, and those on which its
+    state depends.
+    """
     for thread_id in thread_ids:
         query = "SELECT ns, max(id) FROM checkpoints WHERE thread_id = ? GROUP BY ns"
         newest = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
@@ -165,22 +208,31 @@ def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> No
 
 def _move_memory(cursor: Cursor, cipher: Cipher, thread_id: str, newest: dict[str, str]) -> None:
     """Move the items that earlier steps put into a LangGraph store to the newest checkpoint."""
-    query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
+    query = (
+        "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
+    )
     query += "task_id >= ? AND task_id < ?"
     rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
     line = set(lineage(cursor, thread_id, newest[""])) if rows else set[str]()
     for step, task_id, slot, data in rows:
         if step in line:
             moved = _moved(
-                cipher, data, (thread_id, "", step, task_id, str(slot)), (thread_id, "", newest[""], task_id, str(slot))
+                cipher,
+                data,
+                (thread_id, "", step, task_id, str(slot)),
+                (thread_id, "", newest[""], task_id, str(slot)),
             )
-            query = "UPDATE writes SET checkpoint_id = ?, data = ? WHERE thread_id = ? AND ns = '' AND "
+            query = (
+                "UPDATE writes SET checkpoint_id = ?, data = ? WHERE thread_id = ? AND ns = '' AND "
+            )
             query += "checkpoint_id = ? AND task_id = ? AND slot = ?"
             cursor.execute(query, (newest[""], moved, thread_id, step, task_id, slot))
 
 
 def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[str]) -> None:
-    """Delete the checkpoints of LangGraph's runs, except those on which the state of another run depends."""
+    """Delete the checkpoints of LangGraph's runs, except those on which the state of another run
+    depends.
+    """
     due: dict[str, set[tuple[str, str]]] = {}
     for run_id in run_ids:
         query = "SELECT thread_id, ns, id FROM checkpoints WHERE run_id = ?"
@@ -188,11 +240,17 @@ def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[st
             due.setdefault(str(thread_id), set()).add((str(ns), str(id_)))
     for thread_id, doomed in due.items():
         query = "SELECT ns, id FROM checkpoints WHERE thread_id = ?"
-        others = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()} - doomed
-        _delete_checkpoints(cursor, thread_id, doomed - _with_sources(cursor, cipher, thread_id, others))
+        others = {
+            (str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()
+        } - doomed
+        _delete_checkpoints(
+            cursor, thread_id, doomed - _with_sources(cursor, cipher, thread_id, others)
+        )
 
 
-def _delete_checkpoints(cursor: Cursor, thread_id: str, places: Collection[tuple[str, str]]) -> None:
+def _delete_checkpoints(
+    cursor: Cursor, thread_id: str, places: Collection[tuple[str, str]]
+) -> None:
     for table, column in (("writes", "checkpoint_id"), ("checkpoints", "id")):
         query = f"DELETE FROM {table} WHERE thread_id = ? AND ns = ? AND {column} = ?"
         for place in places:
@@ -204,15 +262,23 @@ def _with_sources(
 ) -> set[tuple[str, str]]:
     """Checkpoints (namespace, id), and the ancestors with the writes of their `DeltaChannel`s."""
     kept = set(wanted)
-    query = "SELECT parent_id, manifest, metadata FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
+    query = (
+        "SELECT parent_id, manifest, metadata FROM checkpoints WHERE thread_id = ? AND ns = ? AND"
+        " id = ?"
+    )
     for ns, id_ in [*kept]:
         missing: set[str] | None = None
         at: str | None = id_
-        while at is not None and (row := cursor.execute(query, (thread_id, ns, at)).fetchone()) is not None:
+        while (
+            at is not None
+            and (row := cursor.execute(query, (thread_id, ns, at)).fetchone()) is not None
+        ):
             parent, manifest, metadata = row
             place = (thread_id, ns, at)
             if missing is None:
-                missing = set(deltas_of(ormsgpack.unpackb(cipher.open(metadata, *place, "metadata"))))
+                missing = set(
+                    deltas_of(ormsgpack.unpackb(cipher.open(metadata, *place, "metadata")))
+                )
             if not missing:
                 break
             kept.add((ns, at))

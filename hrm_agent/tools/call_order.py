@@ -1,7 +1,8 @@
 """Whose turn it is: calls that share something run one at a time, first come, first served.
 
-Across event loops and threads: LangGraph runs the calls of a message side by side, in tasks of one loop or in threads,
-which come in any order. So a call waits a moment for those that stand before it in its message.
+Across event loops and threads: LangGraph runs the calls of a message side by side, in tasks of one
+loop or in threads, which come in any order. So a call waits a moment for those that stand before it
+in its message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from hrm_agent.langgraph_format import READ
 __all__ = ["OrderedAccess", "calls_before"]
 
 SECONDS_TO_COME = 0.25
-"""So long a call waits for those before it: one that was refused, or had ended before a crash, never comes."""
+"""So long a call waits for those before it: one that was refused, or had ended before a crash,
+never comes.
+"""
 SECONDS_BETWEEN_LOOKS = 0.002
 _REMEMBERED = 1024
 """Steps of which it is known which calls have come."""
@@ -41,7 +44,9 @@ class OrderedAccess:
     async def turn(
         self, shared: tuple[str, ...], step: tuple[str, ...], call_id: str, before: Collection[str]
     ) -> AsyncGenerator[None]:
-        """Hold what is `shared`. `before`: ids of the calls of the same `step` that are to have it first."""
+        """Hold what is `shared`. `before`: ids of the calls of the same `step` that are to have it
+        first.
+        """
         await self._wait_for(before, (*shared, *step))
         ticket: Future[None] = Future()
         with self._lock:
@@ -68,15 +73,19 @@ class OrderedAccess:
 
 
 def _admit(queue: deque[Future[None]]) -> None:
-    """Let the first one in. Who was cancelled leaves the queue by himself, and lets the next one in."""
+    """Let the first one in. Who was cancelled leaves the queue by himself, and lets the next one
+    in.
+    """
     if queue and not queue[0].done() and queue[0].set_running_or_notify_cancel():
         queue[0].set_result(None)
 
 
 def calls_before(tool_call_id: str, name: str, config: RunnableConfig) -> Sequence[str]:
-    """Ids of the calls of the tool `name` that stand before one in its message; none where the message is not seen.
+    """Ids of the calls of the tool `name` that stand before one in its message; none where the
+    message is not seen.
 
-    LangGraph gives every node a way to read its graph's state, which is meant for conditional edges.
+    LangGraph gives every node a way to read its graph's state, which is meant for conditional
+    edges.
     """
     read: Any = config.get("configurable", {}).get(READ)
     try:

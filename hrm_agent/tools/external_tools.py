@@ -1,13 +1,16 @@
-"""Record tools that know nothing of records: each call runs once and is answered from the record afterwards.
+"""Record tools that know nothing of records: each call runs once and is answered from the record
+afterwards.
 
-LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
-before it runs and again with its whole output when it has ended. A node that runs again after a crash gets that output
-back, and the graph gets what the call did to it (`hrm_agent.tools.graph_effects`). A call that raised, or whose output
-cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an
+LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording
+the call is written before it runs and again with its whole output when it has ended. A node that
+runs again after a crash gets that output back, and the graph gets what the call did to it
+(`hrm_agent.tools.graph_effects`). A call that raised, or whose output cannot be stored
+(`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an
 output, which the model is shown.
 
-This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that record themselves or
-are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain tool cannot be seen here.
+This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that
+record themselves or are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain
+tool cannot be seen here.
 """
 
 from __future__ import annotations
@@ -113,11 +116,18 @@ def _running_async(entry: Any) -> Any:
 def _call(
     tool: BaseTool, given: Any, options: dict[str, Any], config: RunnableConfig
 ) -> tuple[Recording | None, ToolCall | None]:
-    """The recording that a call belongs to, and the call; None where it is recorded elsewhere, or not at all."""
+    """The recording that a call belongs to, and the call; None where it is recorded elsewhere, or
+    not at all.
+    """
     recording, metadata = open_recording(), config.get("metadata")
     tool_call_id = options.get("tool_call_id")
     by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
-    if recording is None or by_caller or getattr(tool, "records_itself", False) or not in_graph(metadata):
+    if (
+        recording is None
+        or by_caller
+        or getattr(tool, "records_itself", False)
+        or not in_graph(metadata)
+    ):
         return None, None
     identity = graph_identity(metadata, str(uuid4()))
     shown: Any = tool._filter_injected_args(given) if isinstance(given, dict) else given  # pyright: ignore[reportPrivateUsage]
@@ -125,17 +135,26 @@ def _call(
     if tool_call_id is None:
         what = content_hash(tool.name, arguments)[:16]
         tool_call_id = f"{what}-{recording.ordinal(identity, what)}"
-    return recording, new_tool_call(identity, tool_call_id, tool.name, arguments, key_of(tool, arguments))
+    return recording, new_tool_call(
+        identity, tool_call_id, tool.name, arguments, key_of(tool, arguments)
+    )
 
 
 class _ExternalRun:
-    """One call: its recorded output, or its record when it ends. What is not the tool's fault leaves it under way.
+    """One call: its recorded output, or its record when it ends. What is not the tool's fault
+    leaves it under way.
 
-    A typed failure answers a model's call, which has an id. Where a node called the tool by itself, it is raised.
+    A typed failure answers a model's call, which has an id. Where a node called the tool by itself,
+    it is raised.
     """
 
     def __init__(
-        self, recording: Recording, call: ToolCall, tool: BaseTool, answers: str | None, config: RunnableConfig
+        self,
+        recording: Recording,
+        call: ToolCall,
+        tool: BaseTool,
+        answers: str | None,
+        config: RunnableConfig,
     ) -> None:
         self._recording, self._answers, self._config = recording, answers, config
         self._codec = OutputCodec(recording.journal, tool)
@@ -164,7 +183,9 @@ class _ExternalRun:
         return False
 
     def _read(self, call: ToolCall) -> str:
-        """Read the output, or in a replay the error. Returns the reason if that is impossible, else an empty text."""
+        """Read the output, or in a replay the error. Returns the reason if that is impossible, else
+        an empty text.
+        """
         record, output = self._begun, self._begun.output or {}
         if is_answer(output):
             try:
@@ -177,8 +198,11 @@ class _ExternalRun:
             if isinstance(self._error, ToolFailure) and record.status is not None:
                 self._error.status = record.status
             return ""
-        if call.idempotency_key is not None and record.status is ToolStatus.OK:  # rather than a second effect
-            self.output = ToolMessage(record.content, name=call.name, tool_call_id=call.tool_call_id)
+        # rather than a second effect
+        if call.idempotency_key is not None and record.status is ToolStatus.OK:
+            self.output = ToolMessage(
+                record.content, name=call.name, tool_call_id=call.tool_call_id
+            )
             return ""
         return why_lost(output)
 
@@ -186,17 +210,24 @@ class _ExternalRun:
         self._clock = time.perf_counter()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if error is None:
             output = self.output
             failed = isinstance(output, ToolMessage) and output.status == "error"
             content = output.text if isinstance(output, ToolMessage) else text_of(output)
-            self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, self._codec.pack(output))
+            self._end(
+                ToolStatus.ERROR if failed else ToolStatus.OK, content, self._codec.pack(output)
+            )
         elif isinstance(error, ToolFailure):
             return self._failed(error)
         elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
-            self._end(ToolStatus.ERROR, f"{type(error).__name__}: {text_of(error)}", pack_error(error))
+            self._end(
+                ToolStatus.ERROR, f"{type(error).__name__}: {text_of(error)}", pack_error(error)
+            )
         return False
 
     def _failed(self, failure: ToolFailure) -> bool:
@@ -217,13 +248,17 @@ class _ExternalRun:
 
     def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
         outcome = ToolOutcome(status, content, output=output, graph_effects=self.effects.record())
-        stands = finish_tool_call(self._recording, self._begun, outcome, time.perf_counter() - self._clock)
+        stands = finish_tool_call(
+            self._recording, self._begun, outcome, time.perf_counter() - self._clock
+        )
         if stands.output != output and is_answer(stands.output or {}):  # another run ended it first
             self.output = _for_call(self._codec.unpack(stands.output or {}), self._begun)
 
 
 def _for_call(output: Any, call: ToolCall) -> Any:
-    """An answer under another call's id, where an idempotency key found it, is this call's answer."""
+    """An answer under another call's id, where an idempotency key found it,
+    is this call's answer.
+    """
     if isinstance(output, ToolMessage) and output.tool_call_id != call.tool_call_id:
         return output.model_copy(update={"tool_call_id": call.tool_call_id, "id": None})
     return output

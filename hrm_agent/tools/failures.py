@@ -7,9 +7,9 @@
             raise ToolFailure("That name is not for you.", "denied")
         return TABLE[name]
 
-A `ToolFailure` is an outcome, not a crash: in a recorded run, and always under `run_tool_calls`, the model is shown its
-message, and the record has its status. Elsewhere it is an exception like any other, which ToolNode's
-`handle_tool_errors` decides about.
+A `ToolFailure` is an outcome, not a crash: in a recorded run, and always under `run_tool_calls`,
+the model is shown its message, and the record has its status. Elsewhere it is an exception like any
+other, which ToolNode's `handle_tool_errors` decides about.
 """
 
 from __future__ import annotations
@@ -45,16 +45,19 @@ class ToolFailure(Exception):
 
 
 def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
-    """Give each call of a tool so much time; after that it ends as `timeout`, whatever the tool is at.
+    """Give each call of a tool so much time; after that it ends as `timeout`, whatever the tool is
+    at.
 
-    An async tool is cancelled. A thread cannot be: what a sync tool still does then is dropped, and an effect that it
-    has then is on no record, so that such a tool should have a time limit of its own where it waits.
+    An async tool is cancelled. A thread cannot be: what a sync tool still does then is dropped, and
+    an effect that it has then is on no record, so that such a tool should have a time limit of its
+    own where it waits.
     """
 
     def declare(tool: _Tool) -> _Tool:
         if not isinstance(tool, (StructuredTool, Tool)):
             raise ConfigError(
-                f"The tool {tool.name!r} is a {type(tool).__name__}, whose call cannot be limited from outside.",
+                f"The tool {tool.name!r} is a {type(tool).__name__}, whose call cannot be limited"
+                " from outside.",
                 "Make it with @tool, or limit the time in its own _run and _arun.",
             )
         if tool.func is not None:
@@ -66,7 +69,9 @@ def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
     return declare
 
 
-def _in_task(function: Callable[..., Awaitable[_Result]], seconds: float) -> Callable[..., Awaitable[_Result]]:
+def _in_task(
+    function: Callable[..., Awaitable[_Result]], seconds: float
+) -> Callable[..., Awaitable[_Result]]:
     @functools.wraps(function)
     async def run(*args: Any, **options: Any) -> _Result:
         limit = asyncio.timeout(seconds)

@@ -1,11 +1,14 @@
-"""Calls of a tool by models that cannot call tools: the Python that they write in fenced blocks is the call.
+"""Calls of a tool by models that cannot call tools: the Python that they write in fenced blocks is
+the call.
 
-A block becomes a call of the same tool under an id that follows from the id of the model's call and the block's place,
-so that it has the same typed outcome and the same record, and is found by a resumed run and by a replay. What the
-message itself is on record stays as the model wrote it: text, whose tokens are trained like any other.
+A block becomes a call of the same tool under an id that follows from the id of the model's call and
+the block's place, so that it has the same typed outcome and the same record, and is found by a
+resumed run and by a replay. What the message itself is on record stays as the model wrote it: text,
+whose tokens are trained like any other.
 
-The results go back as one plain message of the user, which every chat template has a place for. Each stands in a fence
-that is longer than any in it; tags that mean something in a model's answer are written `&lt;answer>` there.
+The results go back as one plain message of the user, which every chat template has a place for.
+Each stands in a fence that is longer than any in it; tags that mean something in a model's answer
+are written `&lt;answer>` there.
 """
 
 from __future__ import annotations
@@ -28,21 +31,30 @@ from hrm_agent.tools.run import run_tool_calls
 __all__ = ["RESULTS", "block_ids", "fenced_calls", "run_fenced_blocks"]
 
 RESULTS = "-results"
-"""Suffix of the id of a message with results; before it stands the id of the message that asked for them."""
+"""Suffix of the id of a message with results; before it stands the id of the message that asked for
+them.
+"""
 NO_CALLS = "tools cannot be called in this conversation; write the code in a block ```python"
 _TAG = re.compile(rf"<(?=/?(?:answer|{'|'.join(HIDDEN_TAGS)})\s*>)", re.IGNORECASE)
 _FENCES = re.compile(r"`{3,}")
 
 
 def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
-    """The calls of `tool` that a message makes by its blocks, in order, each as a message with this one call.
+    """The calls of `tool` that a message makes by its blocks, in order, each as a message with this
+    one call.
 
-    What cannot be run is a call that could not be decoded. So is a call in the form of a model that can call tools: a
-    chat template that knows no tools has no place for its result.
+    What cannot be run is a call that could not be decoded. So is a call in the form of a model that
+    can call tools: a chat template that knows no tools has no place for its result.
     """
     native = [
-        *({"id": call["id"], "name": call["name"], "args": json.dumps(call["args"])} for call in message.tool_calls),
-        *({"id": call["id"], "name": call["name"], "args": call["args"]} for call in invalid_tool_calls(message)),
+        *(
+            {"id": call["id"], "name": call["name"], "args": json.dumps(call["args"])}
+            for call in message.tool_calls
+        ),
+        *(
+            {"id": call["id"], "name": call["name"], "args": call["args"]}
+            for call in invalid_tool_calls(message)
+        ),
     ]
     blocks = python_blocks(message.text)
     ids = block_ids(recorded_call_id(message) or message.id or "")[: len(blocks)]
@@ -57,34 +69,53 @@ def block_ids(call_id: str) -> list[str]:
     return [f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2)]
 
 
-async def run_fenced_blocks(message: AIMessage, tool: BaseTool, config: RunnableConfig) -> HumanMessage:
-    """Run the blocks of `message` in order, up to the first that fails: those after it were written for its success."""
+async def run_fenced_blocks(
+    message: AIMessage, tool: BaseTool, config: RunnableConfig
+) -> HumanMessage:
+    """Run the blocks of `message` in order, up to the first that fails: those after it were written
+    for its success.
+    """
     calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
     for call in calls:
         results += await run_tool_calls(call, [tool], config)
         if results[-1].status == "error":
             break
-    return HumanMessage(_told(results, len(calls)), id=f"{message.id}{RESULTS}", response_metadata=_when(results))
+    return HumanMessage(
+        _told(results, len(calls)), id=f"{message.id}{RESULTS}", response_metadata=_when(results)
+    )
 
 
 def _call(id_: str, tool: str, block: FencedBlock) -> AIMessage:
     if block.problem:
         return _invalid(id_, tool, block.code, block.problem)
-    return AIMessage("", tool_calls=[{"type": "tool_call", "id": id_, "name": tool, "args": {"code": block.code}}])
+    return AIMessage(
+        "",
+        tool_calls=[{"type": "tool_call", "id": id_, "name": tool, "args": {"code": block.code}}],
+    )
 
 
 def _invalid(id_: str | None, name: str | None, text: str | None, problem: str) -> AIMessage:
-    call: Any = {"type": "invalid_tool_call", "id": id_, "name": name, "args": text, "error": problem}
+    call: Any = {
+        "type": "invalid_tool_call",
+        "id": id_,
+        "name": name,
+        "args": text,
+        "error": problem,
+    }
     return AIMessage("", invalid_tool_calls=[call])
 
 
 def _told(results: Sequence[ToolMessage], asked: int) -> str:
-    """What the model is shown; its length is bounded by the tool's own limit and the number of blocks."""
+    """What the model is shown; its length is bounded by the tool's own limit and the number of
+    blocks.
+    """
     lines = [
         f"Result {number} ({each.artifact['status']}):\n{_quoted(each.text)}"
         for number, each in enumerate(results, start=1)
     ]
-    return "\n".join([*lines, *(["What came after it was not run."] if len(results) < asked else [])])
+    return "\n".join(
+        [*lines, *(["What came after it was not run."] if len(results) < asked else [])]
+    )
 
 
 def _quoted(text: str) -> str:
@@ -96,4 +127,6 @@ def _quoted(text: str) -> str:
 def _when(results: Sequence[ToolMessage]) -> dict[str, Any]:
     """When the tool was at work, as the metadata of its own messages say."""
     told = [each.response_metadata for each in results if STARTED_AT in each.response_metadata]
-    return {**told[-1], STARTED_AT: told[0][STARTED_AT], ENDED_AT: told[-1][ENDED_AT]} if told else {}
+    return (
+        {**told[-1], STARTED_AT: told[0][STARTED_AT], ENDED_AT: told[-1][ENDED_AT]} if told else {}
+    )

@@ -1,12 +1,13 @@
-"""Effects of a tool on the graph around it, beside its result: noted while it runs, repeated from the record.
+"""Effects of a tool on the graph around it, beside its result: noted while it runs, repeated from
+the record.
 
-A tool asks a person (`interrupt`), streams events, puts items into the graph's store, and runs subgraphs and functional
-tasks. LangGraph counts some of this within the task around the tool: an answer belongs to a question by its number. So
-a call that is answered from the record has to repeat its effects, or else the node's next question would be given this
-one's answer.
+A tool asks a person (`interrupt`), streams events, puts items into the graph's store, and runs
+subgraphs and functional tasks. LangGraph counts some of this within the task around the tool: an
+answer belongs to a question by its number. So a call that is answered from the record has to repeat
+its effects, or else the node's next question would be given this one's answer.
 
-Not noted are events of subgraphs that a tool runs (their steps are checkpoints), and writes to a store outside of the
-process, which still has them.
+Not noted are events of subgraphs that a tool runs (their steps are checkpoints), and writes to a
+store outside of the process, which still has them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 class GraphEffects:
-    """Notes the effects of one tool call on the graph around it. Outside of a graph's task there are none."""
+    """Notes the effects of one tool call on the graph around it. Outside of a graph's task there
+    are none.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,11 @@ class GraphEffects:
         self._recording, self._identity = recording, identity
         self._codec, self._drawn = codec, [*drawn]
         self._wanted: int | None = None
-        self._of_task = TaskQuestions(None) if self._pad is None else recording.questions(identity, self._pad.resume)
+        self._of_task = (
+            TaskQuestions(None)
+            if self._pad is None
+            else recording.questions(identity, self._pad.resume)
+        )
         self._noted: list[dict[str, Any]] = []
         self._questions: list[dict[str, Any]] = []
         self._counted = {"subgraphs": 0, "tasks": 0}
@@ -67,7 +74,9 @@ class GraphEffects:
             return given
         arguments = cast("dict[str, Any]", given)
         injected = {name: self._injected(value) for name, value in arguments.items()}
-        return injected if any(injected[name] is not arguments[name] for name in arguments) else given
+        return (
+            injected if any(injected[name] is not arguments[name] for name in arguments) else given
+        )
 
     def record(self) -> tuple[dict[str, Any], ...]:
         """Effects noted so far, in recorded form."""
@@ -85,8 +94,8 @@ class GraphEffects:
     def ask(self, effect: Mapping[str, Any]) -> bool:
         """Ask a recorded question again. True if its answer is the recorded one.
 
-        A call that ended without an answer has caught its interrupt: that counts as equal, too. Raises LangGraph's
-        `GraphInterrupt` while the answer is missing.
+        A call that ended without an answer has caught its interrupt: that counts as equal, too.
+        Raises LangGraph's `GraphInterrupt` while the answer is missing.
         """
         self._wanted = effect["number"]
         schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
@@ -110,18 +119,32 @@ class GraphEffects:
         runtime = given.get(RUNTIME)
         if "told" in effect and runtime is not None:
             runtime.stream_writer(self._codec.unpack(effect["told"]))
-        elif "kept" in effect and isinstance(store := getattr(runtime, "store", None), InMemoryStore):
-            store.batch([PutOp(tuple(namespace), *rest) for namespace, *rest in self._codec.unpack(effect["kept"])])
+        elif "kept" in effect and isinstance(
+            store := getattr(runtime, "store", None), InMemoryStore
+        ):
+            store.batch(
+                [
+                    PutOp(tuple(namespace), *rest)
+                    for namespace, *rest in self._codec.unpack(effect["kept"])
+                ]
+            )
         elif "written" in effect and SEND in given:
-            given[SEND]([(channel, value) for channel, value in self._codec.unpack(effect["written"])])
+            given[SEND](
+                [(channel, value) for channel, value in self._codec.unpack(effect["written"])]
+            )
         elif "counted" in effect:
-            counters = {"subgraphs": given[SCRATCHPAD].subgraph_counter, "tasks": given[SCRATCHPAD].call_counter}
+            counters = {
+                "subgraphs": given[SCRATCHPAD].subgraph_counter,
+                "tasks": given[SCRATCHPAD].call_counter,
+            }
             for name, count in effect["counted"].items():
                 for _ in range(count):
                     self._recording.not_run(self._identity, name, counters[name]())
 
     def _take(self, number: int) -> int:
-        """Draw the number that a question had. Lower ones are kept for the parallel calls that will ask for them."""
+        """Draw the number that a question had. Lower ones are kept for the parallel calls that will
+        ask for them.
+        """
         with suppress(ValueError):
             self._of_task.passed.remove(number)
             return number
@@ -154,13 +177,20 @@ class GraphEffects:
             return value
         if isinstance(value, BaseStore):
             return self._keeping(value)
-        if is_dataclass(value) and all(hasattr(value, name) for name in ("stream_writer", "store", "config")):
+        if is_dataclass(value) and all(
+            hasattr(value, name) for name in ("stream_writer", "store", "config")
+        ):
             runtime: Any = value  # LangGraph's `ToolRuntime`
-            return replace(runtime, config=self._observed(runtime.config), **self._observers(runtime))
+            return replace(
+                runtime, config=self._observed(runtime.config), **self._observers(runtime)
+            )
         return value
 
     def _observers(self, runtime: Any) -> dict[str, Any]:
-        return {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
+        return {
+            "stream_writer": self._telling(runtime.stream_writer),
+            "store": self._keeping(runtime.store),
+        }
 
     def _next_question(self) -> int:
         asked, number = question_asked(_frame(1)), self._next_number()
@@ -175,7 +205,9 @@ class GraphEffects:
         return number
 
     def _next_number(self) -> int:
-        """A number that this call has already, one that a parallel call passed over, or the next."""
+        """A number that this call has already, one that a parallel call passed over,
+        or the next.
+        """
         if (wanted := self._wanted) is not None:
             self._wanted = None
             return self._take(wanted)
@@ -201,10 +233,15 @@ class GraphEffects:
         return sent
 
     def _says_less(self, channel: str, value: Any) -> bool:
-        """True for fewer answers than were written before: LangGraph would keep these, the last written ones."""
+        """True for fewer answers than were written before: LangGraph would keep these, the last
+        written ones.
+        """
         if channel != RESUME:
             return False
-        before, self._of_task.written = self._of_task.written, max(self._of_task.written, len(value))
+        before, self._of_task.written = (
+            self._of_task.written,
+            max(self._of_task.written, len(value)),
+        )
         return len(value) < before
 
     def _telling(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -217,7 +254,9 @@ class GraphEffects:
         return told
 
     def _keeping(self, store: Any) -> Any:
-        """Observe a store in memory, which is empty in another process; other stores keep their items."""
+        """Observe a store in memory, which is empty in another process; other stores keep their
+        items.
+        """
         return _ObservedStore(store, self._kept) if isinstance(store, InMemoryStore) else store
 
     def _kept(self, done: Sequence[Op]) -> None:
@@ -254,20 +293,35 @@ class _ObservedStore(BaseStore):
 
 
 def repeat_effects(
-    ended: ToolCall, asked: ToolCall, recording: Recording, config: RunnableConfig, codec: OutputCodec
+    ended: ToolCall,
+    asked: ToolCall,
+    recording: Recording,
+    config: RunnableConfig,
+    codec: OutputCodec,
 ) -> tuple[int, ...] | None:
-    """Repeat the effects of the call that has `ended` on the graph, for the one that is `asked` for now.
+    """Repeat the effects of the call that has `ended` on the graph, for the one that is `asked` for
+    now.
 
-    Returns None if that worked. Else the call has to be run again, since a question has another answer now, or
-    something could not be stored; returned are the numbers of its questions. A call with an idempotency key that ended
-    well is never run again. Raises LangGraph's `GraphInterrupt` while an answer is missing.
+    Returns None if that worked. Else the call has to be run again, since a question has another
+    answer now, or something could not be stored; returned are the numbers of its questions. A call
+    with an idempotency key that ended well is never run again. Raises LangGraph's `GraphInterrupt`
+    while an answer is missing.
     """
     configurable: dict[str, Any] = config.get("configurable") or {}
     if not ended.graph_effects or SCRATCHPAD not in configurable:
         return None
-    packed = [effect[kind] for effect in ended.graph_effects for kind in ("asked", "written", "kept") if kind in effect]
+    packed = [
+        effect[kind]
+        for effect in ended.graph_effects
+        for kind in ("asked", "written", "kept")
+        if kind in effect
+    ]
     lost = next((why_lost(each) for each in packed if not is_answer(each)), "")
-    drawn = () if lost else _repeated(ended.graph_effects, GraphEffects(recording, asked.identity, config, codec))
+    drawn = (
+        ()
+        if lost
+        else _repeated(ended.graph_effects, GraphEffects(recording, asked.identity, config, codec))
+    )
     if drawn is None or (ended.idempotency_key is not None and ended.status is ToolStatus.OK):
         return None
     recording.run_again(asked, lost)

@@ -5,9 +5,9 @@
     def pay(order_id: str, amount: float) -> str:
         return httpx.post(URL, headers={"Idempotency-Key": idempotency_key()}, ...).text
 
-A call whose key has ended well in the same thread is answered from that record, from whichever task or branch it is
-asked again. What no record can know is whether a call that was cut short had its effect: it is run again, under the
-same key, and a backend that is given the key can tell.
+A call whose key has ended well in the same thread is answered from that record, from whichever task
+or branch it is asked again. What no record can know is whether a call that was cut short had its
+effect: it is run again, under the same key, and a backend that is given the key can tell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _under_way: ContextVar[str | None] = ContextVar("hrm_agent_tool_call", default=N
 
 
 def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool], _Tool]:
-    """Declare the key of a tool's calls: the name of an argument, or a function of the arguments."""
+    """Declare the key of a tool's calls: the name of an argument,
+    or a function of the arguments.
+    """
 
     def declare(tool: _Tool) -> _Tool:
         if isinstance(key, str) and key not in tool.args:
@@ -46,10 +48,14 @@ def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool
 
 
 def idempotency_key() -> str:
-    """The key of the call under way, the same on every attempt; of a tool that declares none, the call's own id."""
+    """The key of the call under way, the same on every attempt; of a tool that declares none, the
+    call's own id.
+    """
     key = _under_way.get()
     if key is None:
-        raise ConfigError("No recorded tool call is under way.", "Call the tool from a graph, in a recorded run.")
+        raise ConfigError(
+            "No recorded tool call is under way.", "Call the tool from a graph, in a recorded run."
+        )
     return key
 
 

@@ -1,7 +1,8 @@
 """Tools of one's own, as they are or by name: LangChain tools, retrievers, or lists of these.
 
-A retriever becomes a tool with one argument, `query`, that returns its documents. For a name and a description that
-say more than its class does, make the tool yourself: `create_retriever_tool` of langchain-core.
+A retriever becomes a tool with one argument, `query`, that returns its documents. For a name and a
+description that say more than its class does, make the tool yourself: `create_retriever_tool` of
+langchain-core.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any, cast, get_origin
 
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, create_retriever_tool
+from langchain_core.tools import (
+    BaseTool,
+    InjectedToolArg,
+    InjectedToolCallId,
+    create_retriever_tool,
+)
 from langgraph.prebuilt import ToolRuntime
 from pydantic.fields import FieldInfo
 
@@ -27,24 +33,33 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def load_tools(names: str | Sequence[str]) -> tuple[BaseTool, ...]:
-    """What `package.module:attribute` or `./file.py:attribute` names, loaded once. Raises `ConfigError`."""
+    """What `package.module:attribute` or `./file.py:attribute` names, loaded once. Raises
+    `ConfigError`.
+    """
     listed = [names] if isinstance(names, str) else names
     return as_tools(one for name in listed for one in _load(name, str(Path.cwd())))
 
 
 def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
-    """Tools and retrievers as tools, each with a name of its own. Raises `ConfigError`, also for injected arguments."""
+    """Tools and retrievers as tools, each with a name of its own. Raises `ConfigError`, also for
+    injected arguments.
+    """
     tools = [_as_tool(one) for one in given]
     names = [tool.name for tool in tools]
     for name in names:
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name for a tool.", "Use at most 64 letters, digits, `_` and `-`.")
+            raise ConfigError(
+                f"{name!r} is no name for a tool.", "Use at most 64 letters, digits, `_` and `-`."
+            )
         if names.count(name) > 1:
-            raise ConfigError(f"There are two tools named {name!r}.", "Give each a name of its own.")
+            raise ConfigError(
+                f"There are two tools named {name!r}.", "Give each a name of its own."
+            )
     for tool in tools:
         if injected := _injected(tool):
             raise ConfigError(
-                f"The argument {injected!r} of the tool {tool.name!r} is filled in by LangGraph's ToolNode, not here.",
+                f"The argument {injected!r} of the tool {tool.name!r} is filled in by LangGraph's"
+                " ToolNode, not here.",
                 "Give it a default, or make a tool without it.",
             )
     return tuple(tools)
@@ -57,7 +72,9 @@ def _injected(tool: BaseTool) -> str:
         kinds = [field.annotation, get_origin(field.annotation)]
         kinds += [one if isinstance(one, type) else type(one) for one in field.metadata]
         injected = [
-            kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (InjectedToolArg, ToolRuntime))
+            kind
+            for kind in kinds
+            if isinstance(kind, type) and issubclass(kind, (InjectedToolArg, ToolRuntime))
         ]
         if field.is_required() and injected and not issubclass(injected[0], InjectedToolCallId):
             return name
@@ -69,7 +86,8 @@ def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
     module_name, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     if not colon or not module_name or not attribute:
         raise ConfigError(
-            f"{name!r} names no tool.", "Name it as package.module:attribute or ./file.py:attribute, in quotes."
+            f"{name!r} names no tool.",
+            "Name it as package.module:attribute or ./file.py:attribute, in quotes.",
         )
     try:
         module = import_by_name(module_name, folder)
@@ -81,8 +99,15 @@ def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
             "--debug shows the traceback.",
         ) from error
     if not hasattr(module, attribute):
-        known = [key for key, value in vars(module).items() if isinstance(value, (BaseTool, BaseRetriever))]
-        raise ConfigError(f"{module_name} has no {attribute!r}.", f"Tools found there: {', '.join(known) or 'none'}.")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, (BaseTool, BaseRetriever))
+        ]
+        raise ConfigError(
+            f"{module_name} has no {attribute!r}.",
+            f"Tools found there: {', '.join(known) or 'none'}.",
+        )
     found: Any = getattr(module, attribute)
     return as_tools(cast("Sequence[Any]", found) if isinstance(found, (list, tuple)) else [found])
 
@@ -93,7 +118,8 @@ def _as_tool(given: Any) -> BaseTool:
     if isinstance(given, BaseRetriever):
         name = given.get_name()
         about = (
-            f"Search {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name)} with a query; gives the documents that fit it best."
+            f"Search {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name)} with a query; gives the documents"
+            " that fit it best."
         )
         return create_retriever_tool(given, name, about, response_format="content_and_artifact")
     raise ConfigError(

@@ -1,11 +1,13 @@
-"""A wiki of one's own on the loopback, for examples and tests without a network: a folder of Markdown and text files.
+"""A wiki of one's own on the loopback, for examples and tests without a network: a folder of
+Markdown and text files.
 
     with LocalWiki("notes") as local:
         page = open_wiki(local.url, user_agent="me/1.0 (me@example.org)").page("Zürich")
 
-It answers as much of MediaWiki's API as `hrm_agent.tools.mediawiki` asks for, and shows its pages to a browser. A page
-is called by the heading `# so` in its first line, or else by its file; `#REDIRECT [[Title]]` is a redirect. Files are
-read again for each request, and a page's revision is made from its text: of older ones nothing is kept.
+It answers as much of MediaWiki's API as `hrm_agent.tools.mediawiki` asks for, and shows its pages
+to a browser. A page is called by the heading `# so` in its first line, or else by its file;
+`#REDIRECT [[Title]]` is a redirect. Files are read again for each request, and a page's revision is
+made from its text: of older ones nothing is kept.
 """
 
 from __future__ import annotations
@@ -40,19 +42,26 @@ class LocalWiki:
         """`port`: 0 for any that is free."""
         self._folder = Path(folder)
         if not self._folder.is_dir():
-            raise RetrievalError(f"{folder} is not a folder.", "A local wiki serves the .md and .txt files in one.")
+            raise RetrievalError(
+                f"{folder} is not a folder.", "A local wiki serves the .md and .txt files in one."
+            )
         try:
-            self._server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self}))
+            self._server = _Server(
+                ("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self})
+            )
         except (OSError, OverflowError) as error:
             raise RetrievalError(
-                f"No wiki can be served on port {port}: {error}", "Leave the port out to take a free one."
+                f"No wiki can be served on port {port}: {error}",
+                "Leave the port out to take a free one.",
             ) from error
         self._serving: threading.Thread | None = None
         self.site = f"http://127.0.0.1:{self._server.server_port}"
         self.url = f"{self.site}/api.php"
 
     def start(self) -> Self:
-        self._serving = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._serving = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._serving.start()
         return self
 
@@ -82,16 +91,25 @@ class LocalWiki:
         if asked.get("list") == "search":
             return {"query": {"search": _found(pages, asked)[: int(asked.get("srlimit", "10"))]}}
         if asked.get("action") == "parse":
-            text = next((page.text for page in pages.values() if str(page.number) == asked.get("oldid")), "")
+            text = next(
+                (page.text for page in pages.values() if str(page.number) == asked.get("oldid")), ""
+            )
             return {"parse": {"text": f"<pre>{escape(text)}</pre>"}}
         if asked.get("action") != "query":
-            return {"error": {"code": "badvalue", "info": "This wiki knows the actions query and parse."}}
+            return {
+                "error": {
+                    "code": "badvalue",
+                    "info": "This wiki knows the actions query and parse.",
+                }
+            }
         ids, passed = asked.get("pageids", "").split("|"), dict[str, str]()
         titles = [_title(title) for title in asked.get("titles", "").split("|") if title]
         titles += [page.title for page in pages.values() if str(_number(page.title)) in ids]
         ends = dict.fromkeys(_followed(pages, title, passed) for title in titles)
         described = [
-            self._described(pages.get(title), title, "exintro" in asked) for title in ends if title not in passed
+            self._described(pages.get(title), title, "exintro" in asked)
+            for title in ends
+            if title not in passed
         ]
         redirects = [{"from": title, "to": to} for title, to in passed.items()]
         return {"query": {"redirects": redirects, "pages": described}}
@@ -100,7 +118,12 @@ class LocalWiki:
         if page is None:
             return {"title": title, "missing": True}
         url = f"{self.site}/wiki/{quote(title.replace(' ', '_'), safe='/')}"
-        about = {"pageid": _number(title), "title": title, "lastrevid": page.number, "canonicalurl": url}
+        about = {
+            "pageid": _number(title),
+            "title": title,
+            "lastrevid": page.number,
+            "canonicalurl": url,
+        }
         return about | {"extract": page.text.partition("\n==")[0] if intro else page.text}
 
 
@@ -132,7 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
         if page is None or asked.get("oldid", str(page.number)) != str(page.number):
             return self._send(404, "text/html; charset=utf-8", "<h1>There is no such page.</h1>")
         return self._send(
-            200, "text/html; charset=utf-8", f"<h1>{escape(page.title)}</h1><pre>{escape(page.text)}</pre>"
+            200,
+            "text/html; charset=utf-8",
+            f"<h1>{escape(page.title)}</h1><pre>{escape(page.text)}</pre>",
         )
 
     def _send(self, status: int, kind: str, text: str) -> None:
@@ -156,7 +181,9 @@ def _read(file: Path, folder: Path) -> _LocalPage:
         heading, _, text = text.partition("\n")
         title = heading[2:]
     if file.suffix == ".md":
-        text = _HEADING.sub(lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}", text)
+        text = _HEADING.sub(
+            lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}", text
+        )
     return _LocalPage(_title(title), text.strip(), _number(f"{title}\n{text}"))
 
 
@@ -178,17 +205,29 @@ def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) 
 
 
 def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str, Any]]:
-    """Pages that have all the words, those first where they are most of the text; or the one that is called so."""
+    """Pages that have all the words, those first where they are most of the text; or the one that
+    is called so.
+    """
     query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
     found = [page for page in pages.values() if page.title.casefold() == query]
     if asked.get("srwhat") != "nearmatch":
         words = set(_WORD.findall(query))
-        held = {page: _WORD.findall(page.text.casefold()) for page in pages.values() if not _REDIRECT.match(page.text)}
+        held = {
+            page: _WORD.findall(page.text.casefold())
+            for page in pages.values()
+            if not _REDIRECT.match(page.text)
+        }
         found = [page for page, there in held.items() if words and words <= set(there)]
         found.sort(key=lambda page: -sum(map(held[page].count, words)) / len(held[page]))
     return [_hit(page, words) for page in found]
 
 
 def _hit(page: _LocalPage, words: set[str]) -> dict[str, Any]:
-    at = next((word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words), 0)
-    return {"pageid": _number(page.title), "title": page.title, "snippet": escape(page.text[max(0, at - 80) : at + 80])}
+    at = next(
+        (word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words), 0
+    )
+    return {
+        "pageid": _number(page.title),
+        "title": page.title,
+        "snippet": escape(page.text[max(0, at - 80) : at + 80]),
+    }

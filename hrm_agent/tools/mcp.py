@@ -3,9 +3,10 @@
     TOOLS = mcp_tools("uvx mcp-server-time")
     TOOLS = mcp_tools("https://example.org/mcp", listing="tools.json")
 
-Needs the extra `mcp`. Each call opens a session of its own and closes it, so that a server of a command
-is started for each call, keeps nothing between calls, and leaves no process behind. What a server says is somebody
-else's text: of its descriptions one line is kept, and whoever uses its answers has to treat them as data.
+Needs the extra `mcp`. Each call opens a session of its own and closes it, so that a server of a
+command is started for each call, keeps nothing between calls, and leaves no process behind. What a
+server says is somebody else's text: of its descriptions one line is kept, and whoever uses its
+answers has to treat them as data.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ MAX_DESCRIPTION = 1000
 _WORDS = {"$comment", "description", "title"}
 _VALUES = {"const", "default", "enum", "examples"}
 _BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-"""Of a JSON schema: what it says in words, what is a value that an argument may have, and schemas by names of their
-own, which may be any of these words."""
+"""Of a JSON schema: what it says in words, what is a value that an argument may have, and schemas
+by names of their own, which may be any of these words.
+"""
 
 
 def mcp_tools(
@@ -46,10 +48,11 @@ def mcp_tools(
 ) -> list[BaseTool]:
     """The tools of a server, as LangChain tools. Raises `ConfigError` where it does not answer.
 
-    `server`: a command with its arguments, a URL (streamable HTTP), or a connection of langchain-mcp-adapters, such as
-    `{"transport": "stdio", "command": "npx", "args": [...], "env": {...}}`. `only`: names of the tools that are wanted.
-    `listing`: a file that keeps the list of tools: with it, the server is asked for them once, and a replay needs no
-    server. `seconds`: time to list the tools.
+    `server`: a command with its arguments, a URL (streamable HTTP), or a connection of
+    langchain-mcp-adapters, such as
+    `{"transport": "stdio", "command": "npx", "args": [...], "env": {...}}`. `only`: names of the
+    tools that are wanted. `listing`: a file that keeps the list of tools: with it, the server is
+    asked for them once, and a replay needs no server. `seconds`: time to list the tools.
     """
     connection = _connection(server)
     described = _read(Path(listing)) if listing is not None else None
@@ -70,9 +73,12 @@ def mcp_tools(
 def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(server, Mapping):
         given = server.get("args", [])
-        if not isinstance(given, (list, tuple)) or not all(isinstance(word, str) for word in cast("list[Any]", given)):
+        if not isinstance(given, (list, tuple)) or not all(
+            isinstance(word, str) for word in cast("list[Any]", given)
+        ):
             raise ConfigError(
-                f"args of the MCP server's connection is {given!r}.", 'Give a list of words: ["-m", "x"].'
+                f"args of the MCP server's connection is {given!r}.",
+                'Give a list of words: ["-m", "x"].',
             )
         return dict(server)
     if server.startswith(("http://", "https://")):
@@ -80,7 +86,9 @@ def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
     try:
         command, *arguments = shlex.split(server)
     except ValueError:  # no word, or a quotation mark that is not closed
-        raise ConfigError(f"{server!r} is no command.", "Give a command with its arguments, or a URL.") from None
+        raise ConfigError(
+            f"{server!r} is no command.", "Give a command with its arguments, or a URL."
+        ) from None
     return {"transport": "stdio", "command": command, "args": arguments}
 
 
@@ -90,7 +98,9 @@ def _read(listing: Path) -> list[dict[str, Any]] | None:
     try:
         return [dict(one) for one in json.loads(listing.read_text(encoding="utf-8"))]
     except (ValueError, TypeError):
-        raise ConfigError(f"{listing} is no list of tools.", "Delete it; the server is asked again then.") from None
+        raise ConfigError(
+            f"{listing} is no list of tools.", "Delete it; the server is asked again then."
+        ) from None
 
 
 async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
@@ -108,7 +118,8 @@ async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict
     except Exception as error:
         raise ConfigError(
             f"The MCP server {_shown(connection)} does not answer: {_reason(error)}.",
-            "Try it by itself; a command has to speak MCP on its standard output, and nothing else.",
+            "Try it by itself; a command has to speak MCP on its standard output, and nothing"
+            " else.",
         ) from error
 
 
@@ -130,7 +141,9 @@ def _bounded(text: str) -> str:
 
 
 def _bound_descriptions(schema: Any) -> None:
-    """Bound, in place, what a JSON schema says in words at any depth; values that it holds stay as they are."""
+    """Bound, in place, what a JSON schema says in words at any depth; values that it holds stay as
+    they are.
+    """
     within = [(schema, False)]
     while within:
         found, by_name = within.pop()
@@ -138,13 +151,23 @@ def _bound_descriptions(schema: Any) -> None:
             within += [(one, False) for one in cast("list[Any]", found)]
         elif isinstance(found, dict):
             fields = cast("dict[str, Any]", found)
-            fields |= {key: _bounded(fields[key]) for key in _WORDS & fields.keys() if isinstance(fields[key], str)}
-            inner = fields.items() if by_name else [(key, fields[key]) for key in fields.keys() - _VALUES]
+            fields |= {
+                key: _bounded(fields[key])
+                for key in _WORDS & fields.keys()
+                if isinstance(fields[key], str)
+            }
+            inner = (
+                fields.items()
+                if by_name
+                else [(key, fields[key]) for key in fields.keys() - _VALUES]
+            )
             within += [(value, key in _BY_NAME and not by_name) for key, value in inner]
 
 
 def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """A server that is gone is nobody's fault; what a tool itself complains of is told to the model."""
+    """A server that is gone is nobody's fault; what a tool itself complains of is told to the
+    model.
+    """
 
     @functools.wraps(call)
     async def run(*args: Any, **options: Any) -> Any:
@@ -186,5 +209,7 @@ def _library() -> tuple[Any, Any]:
         from langchain_mcp_adapters.sessions import create_session
         from langchain_mcp_adapters.tools import convert_mcp_tool_to_langchain_tool
     except ImportError as error:
-        raise ConfigError("MCP servers need a package.", f"Install it: `{to_install('mcp')}`.") from error
+        raise ConfigError(
+            "MCP servers need a package.", f"Install it: `{to_install('mcp')}`."
+        ) from error
     return create_session, convert_mcp_tool_to_langchain_tool

@@ -1,9 +1,10 @@
 """Stored form of values that foreign tools return.
 
-A message is kept as its JSON dump, if that loses nothing (an artifact may be any object); any other value as in the
-store's checkpoints: of plain types, of types that the store allows, and of those in the tool's return annotation. A
-value that would come back changed, or not at all, is marked as lost, with the reason: such a call is run again, on
-resume and in a replay. A call that raised is run again on resume, since an exception is no answer; a replay raises it.
+A message is kept as its JSON dump, if that loses nothing (an artifact may be any object); any other
+value as in the store's checkpoints: of plain types, of types that the store allows, and of those in
+the tool's return annotation. A value that would come back changed, or not at all, is marked as
+lost, with the reason: such a call is run again, on resume and in a replay. A call that raised is
+run again on resume, since an exception is no answer; a replay raises it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ R = TypeVar("R")
 _MOST_REASON = 300
 """Most characters of a reason."""
 _packing = threading.local()
-"""Its `now` is True in a thread whose refused types are reported here, so that LangGraph need not log them."""
+"""Its `now` is True in a thread whose refused types are reported here, so that LangGraph need not
+log them.
+"""
 
 
 class OutputCodec:
@@ -50,18 +53,29 @@ class OutputCodec:
         return self._packed(value, types) if types else packed
 
     def unpack(self, output: Mapping[str, Any]) -> Any:
-        """The value that the tool returned. Raises the serializer's error for a value that may not be read."""
+        """The value that the tool returned. Raises the serializer's error for a value that may not
+        be read.
+        """
         if "message" in output:
             return ToolMessage.model_validate(output["message"])
         kind, text = output["packed"]
-        return _quietly(self._serializer(_declared(self._tool)).loads_typed, (kind, base64.b64decode(text)))
+        return _quietly(
+            self._serializer(_declared(self._tool)).loads_typed, (kind, base64.b64decode(text))
+        )
 
     def _packed(self, value: Any, types: frozenset[tuple[str, ...]]) -> dict[str, Any]:
         serializer = self._serializer(types)
         try:
-            return {"packed": _quietly(lambda value: recorded_values.serialised(value, serializer), value)}
+            return {
+                "packed": _quietly(
+                    lambda value: recorded_values.serialised(value, serializer), value
+                )
+            }
         except Exception as error:  # whatever a foreign object does when it is serialised
-            return {"lost": type(value).__qualname__, "reason": (text_of(error) or type(error).__name__)[:_MOST_REASON]}
+            return {
+                "lost": type(value).__qualname__,
+                "reason": (text_of(error) or type(error).__name__)[:_MOST_REASON],
+            }
 
     def _serializer(self, types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
         own = self._journal.serializer if self._journal is not None else None
@@ -71,7 +85,9 @@ class OutputCodec:
 
 def pack_error(error: Exception) -> dict[str, Any]:
     """`ToolCall.output` of a call that raised."""
-    return {"raised": recorded_values.pack_error(error).model_dump(mode="json", exclude_defaults=True)}
+    return {
+        "raised": recorded_values.pack_error(error).model_dump(mode="json", exclude_defaults=True)
+    }
 
 
 def is_answer(output: Mapping[str, Any] | None) -> bool:
@@ -123,4 +139,6 @@ def _quietly(convert: Callable[[T], R], value: T) -> R:
         _packing.now = before
 
 
-logging.getLogger(JsonPlusSerializer.__module__).addFilter(lambda _: not getattr(_packing, "now", False))
+logging.getLogger(JsonPlusSerializer.__module__).addFilter(
+    lambda _: not getattr(_packing, "now", False)
+)

@@ -1,6 +1,8 @@
-"""A tool that somebody else wrote, called as a part of an agent: with limits, and what it returned as documents.
+"""A tool that somebody else wrote, called as a part of an agent: with limits, and what it returned
+as documents.
 
-The inner tool answers the same call under the same id, so that the call is recorded once, with what the model is shown.
+The inner tool answers the same call under the same id, so that the call is recorded once, with what
+the model is shown.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ ShowDocuments = Callable[[Sequence[Document]], tuple[str, Any]]
 """What a tool returned -> what the model is shown of it, and the artifact of the message."""
 
 
-def own_tool(tool: BaseTool, show: ShowDocuments, seconds: float, refused: bool = False) -> BaseTool:
-    """The tool, as a model is to be answered by it. One that records itself, as `python` does, stays as it is.
+def own_tool(
+    tool: BaseTool, show: ShowDocuments, seconds: float, refused: bool = False
+) -> BaseTool:
+    """The tool, as a model is to be answered by it. One that records itself, as `python` does,
+    stays as it is.
 
-    `seconds`: of one call; a sync tool runs on after them in a thread that nobody waits for, and what it returns is
-    dropped. `refused`: it may not be called any more, and says so.
+    `seconds`: of one call; a sync tool runs on after them in a thread that nobody waits for, and
+    what it returns is dropped. `refused`: it may not be called any more, and says so.
     """
     if getattr(tool, "records_itself", False) and not refused:
         return tool
@@ -71,31 +76,49 @@ class _OwnTool(BaseTool):
         try:
             async with limit:
                 if _is_sync(self.inner):
-                    message = await _in_own_thread(partial(self.inner.invoke, input, config, **kwargs))
+                    message = await _in_own_thread(
+                        partial(self.inner.invoke, input, config, **kwargs)
+                    )
                 else:
                     message = await self.inner.ainvoke(input, config, **kwargs)
         except GraphBubbleUp:
             raise
         except Exception as error:
-            unread = isinstance(error, RetrievalError)  # an index of ours is gone or locked, which ends no run
+            # an index of ours is gone or locked, which ends no run
+            unread = isinstance(error, RetrievalError)
             if isinstance(error, HrmError) and not unread:
                 raise
-            failure = error if isinstance(error, ToolFailure) else f"{type(error).__name__}: {text_of(error)}"
-            status = getattr(failure, "status", ToolStatus.INFRASTRUCTURE if unread else ToolStatus.ERROR)
+            failure = (
+                error
+                if isinstance(error, ToolFailure)
+                else f"{type(error).__name__}: {text_of(error)}"
+            )
+            status = getattr(
+                failure, "status", ToolStatus.INFRASTRUCTURE if unread else ToolStatus.ERROR
+            )
             if limit.expired():
-                failure, status = f"TimeoutError: no answer within {self.seconds:g} s", ToolStatus.TIMEOUT
+                failure, status = (
+                    f"TimeoutError: no answer within {self.seconds:g} s",
+                    ToolStatus.TIMEOUT,
+                )
             raise ToolFailure(str(failure)[:MAX_FAILURE], status) from error
         if not isinstance(message, ToolMessage):
             return message
         if message.status == "error":
             return message.model_copy(update={"content": message.text[:MAX_FAILURE]})
-        given = ", ".join(f"{name}={value!r}" for name, value in input["args"].items())[:MAX_ARGUMENTS]
-        shown, artifact = await asyncio.to_thread(self.show, _documents(message, f"{self.name}({given})"))
+        given = ", ".join(f"{name}={value!r}" for name, value in input["args"].items())[
+            :MAX_ARGUMENTS
+        ]
+        shown, artifact = await asyncio.to_thread(
+            self.show, _documents(message, f"{self.name}({given})")
+        )
         return message.model_copy(update={"content": shown, "artifact": artifact})
 
 
 def _is_sync(tool: BaseTool) -> bool:
-    """Its `ainvoke` would call it in a thread of the event loop's pool, which one that hangs would keep for good."""
+    """Its `ainvoke` would call it in a thread of the event loop's pool, which one that hangs would
+    keep for good.
+    """
     kind = type(tool)
     if kind.ainvoke not in (BaseTool.ainvoke, StructuredTool.ainvoke, Tool.ainvoke):
         return False
@@ -103,7 +126,8 @@ def _is_sync(tool: BaseTool) -> bool:
         return kind._arun is BaseTool._arun  # pyright: ignore[reportPrivateUsage]
     if not inspect.isfunction(tool.coroutine):
         return tool.coroutine is None
-    held = inspect.getclosurevars(tool.coroutine).nonlocals.get("retriever")  # as `create_retriever_tool` has it
+    # as `create_retriever_tool` has it
+    held = inspect.getclosurevars(tool.coroutine).nonlocals.get("retriever")
     asked = type(held)._aget_relevant_documents if isinstance(held, BaseRetriever) else None  # pyright: ignore[reportPrivateUsage]
     return tool.func is not None and asked is BaseRetriever._aget_relevant_documents  # pyright: ignore[reportPrivateUsage]
 
@@ -121,6 +145,10 @@ async def _in_own_thread(call: Callable[[], Any]) -> Any:
 def _documents(message: ToolMessage, title: str) -> list[Document]:
     """What a tool returned: its documents, or its text as one."""
     listed: Any = message.artifact
-    if isinstance(listed, (list, tuple)) and listed and all(isinstance(one, Document) for one in listed):
+    if (
+        isinstance(listed, (list, tuple))
+        and listed
+        and all(isinstance(one, Document) for one in listed)
+    ):
         return [*listed]
     return [Document(message.text, metadata={"title": title})]

@@ -1,15 +1,17 @@
 """The Python tools: model-written code, run in the active environment, its calls recorded.
 
-`python` is a session: what an agent's calls define lives on between them (`hrm_agent.tools.sessions`). So it is for
-whatever has a thread, in a graph or by `{"configurable": {"thread_id": ...}}`. Without one there is nothing that two
-calls could belong to, and each is run as by `python_stateless`, in a fresh interpreter.
+`python` is a session: what an agent's calls define lives on between them
+(`hrm_agent.tools.sessions`). So it is for whatever has a thread, in a graph or by
+`{"configurable": {"thread_id": ...}}`. Without one there is nothing that two calls could belong to,
+and each is run as by `python_stateless`, in a fresh interpreter.
 
-Each is one LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and LangGraph's prebuilt
-ToolNode in a user's graph that knows nothing of records. What the model reads is kept short and regular, because a
-small policy has to learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names
-the error.
+Each is one LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and
+LangGraph's prebuilt ToolNode in a user's graph that knows nothing of records. What the model reads
+is kept short and regular, because a small policy has to learn from it: the output as a notebook
+shows it, or the end of the traceback, whose last line names the error.
 
-No annotation here is a string: LangChain resolves those of `_arun` three times a call, and compiles what is text.
+No annotation here is a string: LangChain resolves those of `_arun` three times a call, and compiles
+what is text.
 """
 
 from collections.abc import Sequence
@@ -39,7 +41,10 @@ TRACEBACK_LINES = 3
 """The failing line's place, the line itself, and the error."""
 NO_OUTPUT = "(no output)"
 LOST = "Note: the session was lost; earlier variables may be gone or changed."
-DIFFERS = "Note: the session was rebuilt by running its earlier calls again; {} came out differently this time."
+DIFFERS = (
+    "Note: the session was rebuilt by running its earlier calls again; {} came out differently this"
+    " time."
+)
 _FAILURES = {
     ToolStatus.TIMEOUT: "TimeoutError: the code ran longer than its time limit",
     ToolStatus.OUT_OF_MEMORY: "MemoryError: the code needed more memory than its limit",
@@ -58,7 +63,9 @@ class PythonArguments(BaseModel):
 
 
 class PythonTool(BaseTool):
-    """Runs Python code. Its message's artifact is `{"status": ..., "record": id of the ToolCall}`."""
+    """Runs Python code. Its message's artifact is
+    `{"status": ..., "record": id of the ToolCall}`.
+    """
 
     records_itself: ClassVar[bool] = True
     """The recording of other LangChain tools leaves it alone."""
@@ -81,7 +88,9 @@ class PythonTool(BaseTool):
     variables: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON values by name, which each of its sessions begins with."""
 
-    async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
+    async def _arun(
+        self, code: str, tool_call_id: str, config: RunnableConfig
+    ) -> tuple[ToolMessage, dict[str, Any]]:
         config = _with_thread(config)
         async with AsyncExitStack() as stack:
             call = _Execution(self, code, tool_call_id, config)
@@ -101,16 +110,23 @@ class PythonTool(BaseTool):
         message = as_message(record)  # as a message, because a failed call's carries status="error"
         return message, message.artifact
 
-    def _run(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
+    def _run(
+        self, code: str, tool_call_id: str, config: RunnableConfig
+    ) -> tuple[ToolMessage, dict[str, Any]]:
         return run_sync(self._arun(code, tool_call_id, config))
 
 
 class _Execution:
     """One call, and where it belongs."""
 
-    def __init__(self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig) -> None:
+    def __init__(
+        self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig
+    ) -> None:
         self._tool, self._code, self._id, self._config = tool, code, tool_call_id, config
-        self._recording, self._identity = active_recording(), graph_identity(config.get("metadata"), tool_call_id)
+        self._recording, self._identity = (
+            active_recording(),
+            graph_identity(config.get("metadata"), tool_call_id),
+        )
         self._sessions = sessions_of(self._recording)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
@@ -134,15 +150,21 @@ class _Execution:
         else:  # the environment keeps the session's cells, this one among them
             first, history = place.name not in self._sessions.begun, None
             if first:
-                await self._submit(Submission(begin.code, session=place.name, run=self._recording.run_id))
+                await self._submit(
+                    Submission(begin.code, session=place.name, run=self._recording.run_id)
+                )
                 self._sessions.begun.add(place.name)
         return _outcome(without_variables(await self._run(place.name, history), first=first))
 
     async def by_itself(self) -> ToolOutcome:
         return _outcome(await self._run())
 
-    async def _run(self, session: str | None = None, history: tuple[Cell, ...] | None = None) -> ExecutionResult:
-        """Its id lets a service that outlived this process give the first answer again: LangGraph's ids are unique."""
+    async def _run(
+        self, session: str | None = None, history: tuple[Cell, ...] | None = None
+    ) -> ExecutionResult:
+        """Its id lets a service that outlived this process give the first answer again: LangGraph's
+        ids are unique.
+        """
         asked = Submission(
             self._code,
             session=session,
@@ -189,7 +211,10 @@ def _end_of_traceback(stderr: str) -> str:
 
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:
-    notes = {SessionState.LOST: LOST, SessionState.DIFFERS: DIFFERS.format(_listed(result.changed_cells))}
+    notes = {
+        SessionState.LOST: LOST,
+        SessionState.DIFFERS: DIFFERS.format(_listed(result.changed_cells)),
+    }
     note, shown = notes.get(result.session) if result.session else None, tool_content(result)
     return ToolOutcome(result.status, f"{note}\n{shown}" if note else shown, execution=result)
 
@@ -211,6 +236,9 @@ def _shorten(text: str, limit: int) -> str:
 python = PythonTool()
 python_stateless = PythonTool(
     name="python_stateless",
-    description="Run Python code in a fresh interpreter; returns what it prints and its last expression's value.",
+    description=(
+        "Run Python code in a fresh interpreter; returns what it prints and its last expression's"
+        " value."
+    ),
     stateless=True,
 )

@@ -1,11 +1,14 @@
-"""Writes a tool call to the journal before it runs and again when it has ended, and never runs a finished one twice.
+"""Writes a tool call to the journal before it runs and again when it has ended, and never runs a
+finished one twice.
 
-A node that runs again after a crash asks for the same tool calls. One that is on record as finished gives that answer;
-one that was under way runs again under the same record. So a tool runs at least once, and never again when its outcome
-is on record; `status` None in a stored record means that the process died (or was cancelled) in the middle of it.
+A node that runs again after a crash asks for the same tool calls. One that is on record as finished
+gives that answer; one that was under way runs again under the same record. So a tool runs at least
+once, and never again when its outcome is on record; `status` None in a stored record means that the
+process died (or was cancelled) in the middle of it.
 
-Where a call has an idempotency key, its effect is wanted once in the thread, whichever task or branch asks for it: a
-call under a key that has ended well before is answered from that record, and two at once wait for each other.
+Where a call has an idempotency key, its effect is wanted once in the thread, whichever task or
+branch asks for it: a call under a key that has ended well before is answered from that record, and
+two at once wait for each other.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ __all__ = [
     "record_tool_call",
 ]
 
-_MEASURED = tuple(each.name for each in fields(ExecutionResult) if each.name in ToolCall.model_fields)
+_MEASURED = tuple(
+    each.name for each in fields(ExecutionResult) if each.name in ToolCall.model_fields
+)
 """What an `ExecutionResult` and a record both have; the rest of it is not stored."""
 SECONDS_BETWEEN_LOOKS = 0.01
 """How often a call looks whether another one under its key has ended."""
@@ -86,24 +91,30 @@ async def record_tool_call(
     key: str | None = None,
     repeatable: bool = False,
 ) -> ToolCall:
-    """Run `execute` under a record, or give back the record of the same call if it has finished before.
+    """Run `execute` under a record, or give back the record of the same call if it has finished
+    before.
 
-    The effects of a finished call on the graph are repeated (`hrm_agent.tools.graph_effects`). If that is impossible,
-    `execute` is given the numbers of the questions that the call has asked.
+    The effects of a finished call on the graph are repeated (`hrm_agent.tools.graph_effects`). If
+    that is impossible, `execute` is given the numbers of the questions that the call has asked.
 
-    Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
-    through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
-    `repeatable`: as for `Journal.write_tool_call`.
+    Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person
+    can mend pass through and leave the record unfinished. Any other is a fault of the
+    infrastructure and recorded as such. `repeatable`: as for `Journal.write_tool_call`.
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
-    started, recording = new_tool_call(identity, tool_call_id, name, arguments, key), active_recording()
+    started, recording = (
+        new_tool_call(identity, tool_call_id, name, arguments, key),
+        active_recording(),
+    )
     while not acquire(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with holding(recording, started):
         begun = await recording.apart(begin_tool_call, recording, started, repeatable)
         drawn: tuple[int, ...] | None = ()
         if begun.status is not None:
-            drawn = repeat_effects(begun, started, recording, config, OutputCodec(recording.journal))
+            drawn = repeat_effects(
+                begun, started, recording, config, OutputCodec(recording.journal)
+            )
             if drawn is None:
                 return begun
             begun = await recording.apart(partial(recording.write_tool_call, again=True), started)
@@ -111,11 +122,14 @@ async def record_tool_call(
         with under_way(begun):
             outcome = await _shielded(partial(execute, drawn) if drawn else execute)
         elapsed = time.perf_counter() - clock
-        return await recording.apart(finish_tool_call, recording, begun, outcome, elapsed, repeatable)
+        return await recording.apart(
+            finish_tool_call, recording, begun, outcome, elapsed, repeatable
+        )
 
 
 def as_message(record: ToolCall) -> ToolMessage:
-    """The message that answers a finished call. Under `artifact` in its own is that of the tool, where it gave one.
+    """The message that answers a finished call. Under `artifact` in its own is that of the tool,
+    where it gave one.
 
     Its metadata says when the tool was at work, as an answer's says when the model was.
     """
@@ -136,13 +150,22 @@ def _when(record: ToolCall) -> dict[str, Any]:
     if record.ended_at is None:
         return {}
     identity = record.identity
-    on_thread = identity.checkpoint_ns and identity.thread_id != record.tool_call_id  # which stands in for one
+    # which stands in for one
+    on_thread = identity.checkpoint_ns and identity.thread_id != record.tool_call_id
     thread = {THREAD_ID: identity.thread_id} if on_thread else {}
-    return {STARTED_AT: record.ended_at - record.duration_seconds, ENDED_AT: record.ended_at, **thread}
+    return {
+        STARTED_AT: record.ended_at - record.duration_seconds,
+        ENDED_AT: record.ended_at,
+        **thread,
+    }
 
 
 def new_tool_call(
-    identity: GraphIdentity, tool_call_id: str, name: str, arguments: dict[str, Any] | str, key: str | None
+    identity: GraphIdentity,
+    tool_call_id: str,
+    name: str,
+    arguments: dict[str, Any] | str,
+    key: str | None,
 ) -> ToolCall:
     """A call that has not begun."""
     return ToolCall(
@@ -157,7 +180,9 @@ def new_tool_call(
 
 
 def acquire(recording: Recording, started: ToolCall) -> bool:
-    """Take the idempotency key of a call, if it has one; False while another call is under way with it."""
+    """Take the idempotency key of a call, if it has one; False while another call is under way with
+    it.
+    """
     key = started.idempotency_key
     return key is None or recording.hold_key(started.identity.thread_id, key)
 
@@ -179,19 +204,29 @@ def begin_tool_call(recording: Recording, started: ToolCall, repeatable: bool = 
         return earlier
     journal, thread = recording.journal, started.identity.thread_id
     repeated = journal.find_repeat(thread, started.name, started.arguments)
-    started = started.model_copy(update={"repeated_of": None if repeated == started.id else repeated})
+    started = started.model_copy(
+        update={"repeated_of": None if repeated == started.id else repeated}
+    )
     key = started.idempotency_key
     done = journal.find_by_key(thread, key) if key is not None else None
     if done is not None and done.status is ToolStatus.OK:
-        answer = done.model_dump(include={"status", "content", "stdout", "stderr", "value", "output"})
+        answer = done.model_dump(
+            include={"status", "content", "stdout", "stderr", "value", "output"}
+        )
         started = started.model_copy(update=answer)
     return _written(recording, started, repeatable)
 
 
 def finish_tool_call(
-    recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float, repeatable: bool = False
+    recording: Recording,
+    begun: ToolCall,
+    outcome: ToolOutcome,
+    elapsed: float,
+    repeatable: bool = False,
 ) -> ToolCall:
-    """Write a call's outcome. Returns the stored record: another run's, if that ended the call first."""
+    """Write a call's outcome. Returns the stored record: another run's, if that ended the call
+    first.
+    """
     ended = begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()})
     return _written(recording, ended, repeatable)
 
@@ -200,12 +235,15 @@ def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> Too
     standing = recording.write_tool_call(tool_call, repeatable=repeatable)
     if (standing.name, standing.arguments) == (tool_call.name, tool_call.arguments):
         return standing
-    return recording.write_tool_call(tool_call, again=True)  # of another call that the model gave the same id
+    # of another call that the model gave the same id
+    return recording.write_tool_call(tool_call, again=True)
 
 
 def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:
     """The fields of a `ToolCall` that say how it ended."""
-    ended = {name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")}
+    ended = {
+        name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")
+    }
     if outcome.execution is not None:
         return {name: getattr(outcome.execution, name) for name in _MEASURED} | ended
     seconds = elapsed if outcome.duration_seconds is None else outcome.duration_seconds

@@ -1,7 +1,8 @@
 """Answers every tool call of a message, all at once, each with a recorded and typed outcome.
 
-A call that cannot be run is an outcome like any other: text that is no call, a tool that does not exist, arguments that
-do not fit. The policy is told what was wrong, and the record says `invalid_call`.
+A call that cannot be run is an outcome like any other: text that is no call, a tool that does not
+exist, arguments that do not fit. The policy is told what was wrong, and the record says
+`invalid_call`.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ from hrm_agent.trajectory.identity import graph_identity
 __all__ = ["run_tool_calls"]
 
 
-async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig) -> list[ToolMessage]:
-    """One message per call of `message`: the decoded calls in their order, then those that could not be decoded.
+async def run_tool_calls(
+    message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig
+) -> list[ToolMessage]:
+    """One message per call of `message`: the decoded calls in their order, then those that could
+    not be decoded.
 
-    All calls run to their end before an exception (an interrupt of a tool, an error that a person can mend) is raised,
-    so that nothing runs twice when the node does.
+    All calls run to their end before an exception (an interrupt of a tool, an error that a person
+    can mend) is raised, so that nothing runs twice when the node does.
     """
     by_name = {tool.name: tool for tool in tools}
     _tell(message)
-    answers = [_answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)]
+    answers = [
+        _answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)
+    ]
     for index, call in enumerate(invalid_tool_calls(message), start=len(answers)):
         call_id, name = call.get("id") or f"call_{index}", call.get("name") or "unknown"
         content = f"Invalid tool call: {call.get('error') or 'it could not be decoded'}"
@@ -52,7 +58,9 @@ async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: 
 
 
 def _tell(message: AIMessage) -> None:
-    """For whoever streams a graph's `custom` events: what is about to run, since the answers come all together."""
+    """For whoever streams a graph's `custom` events: what is about to run, since the answers come
+    all together.
+    """
     try:
         write = get_stream_writer()
     except (RuntimeError, KeyError):  # not in a graph
@@ -61,15 +69,21 @@ def _tell(message: AIMessage) -> None:
         write({"event": "tool", "name": call["name"], "id": call["id"], "args": call["args"]})
 
 
-async def _answer(call: ToolCall, index: int, tools: dict[str, BaseTool], config: RunnableConfig) -> ToolMessage:
+async def _answer(
+    call: ToolCall, index: int, tools: dict[str, BaseTool], config: RunnableConfig
+) -> ToolMessage:
     call = {**call, "id": call["id"] or f"call_{index}", "type": "tool_call"}
     call_id, name, arguments = str(call["id"]), call["name"], call["args"]
     tool = tools.get(name)
     if tool is None:
         known = ", ".join(sorted(tools)) or "none"
-        return await _refuse(call_id, name, arguments, f"Unknown tool {name!r}. Known tools: {known}.", config)
+        return await _refuse(
+            call_id, name, arguments, f"Unknown tool {name!r}. Known tools: {known}.", config
+        )
     if problem := _schema_problem(tool, arguments):
-        return await _refuse(call_id, name, arguments, f"Invalid arguments for {name}: {problem}", config)
+        return await _refuse(
+            call_id, name, arguments, f"Invalid arguments for {name}: {problem}", config
+        )
     if getattr(tool, "records_itself", False):
         return await _invoke(tool, call, config)
     record = await record_tool_call(
@@ -90,12 +104,16 @@ async def _refuse(
         return ToolOutcome(ToolStatus.INVALID_CALL, content, duration_seconds=0.0)
 
     return as_message(
-        await record_tool_call(tool_call_id=call_id, name=name, arguments=arguments, config=config, execute=execute)
+        await record_tool_call(
+            tool_call_id=call_id, name=name, arguments=arguments, config=config, execute=execute
+        )
     )
 
 
 def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
-    """What is wrong with the arguments, in one line; empty if they fit. A plain JSON schema is left to the tool."""
+    """What is wrong with the arguments, in one line; empty if they fit. A plain JSON schema is left
+    to the tool.
+    """
     schema = tool.tool_call_schema
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return ""
@@ -106,11 +124,16 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
     return ""
 
 
-def _external_tool(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[..., Awaitable[ToolOutcome]]:
+def _external_tool(
+    tool: BaseTool, call: ToolCall, config: RunnableConfig
+) -> Callable[..., Awaitable[ToolOutcome]]:
     """Running a tool that knows nothing of records. Its exceptions are its outcome."""
 
     async def execute(drawn: Sequence[int] = ()) -> ToolOutcome:
-        recording, identity = active_recording(), graph_identity(config.get("metadata"), str(call["id"]))
+        recording, identity = (
+            active_recording(),
+            graph_identity(config.get("metadata"), str(call["id"])),
+        )
         codec = OutputCodec(recording.journal, tool)
         effects = GraphEffects(recording, identity, config, codec, drawn)
         try:
@@ -121,7 +144,9 @@ def _external_tool(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Ca
         except ToolFailure as failure:
             return ToolOutcome(failure.status, str(failure), graph_effects=effects.record())
         except Exception as error:
-            return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}", graph_effects=effects.record())
+            return ToolOutcome(
+                ToolStatus.ERROR, f"{type(error).__name__}: {error}", graph_effects=effects.record()
+            )
         status = ToolStatus.ERROR if message.status == "error" else ToolStatus.OK
         output = codec.pack(message) if message.artifact is not None else None
         return ToolOutcome(status, message.text, output=output, graph_effects=effects.record())

@@ -1,16 +1,18 @@
 """Which session of the environment a call of the Python tool runs in, and which cells led to it.
 
-A session belongs to one agent: one loop of a graph on one thread, known by the namespace around the node that calls.
-Two tool nodes of one loop share their variables; two solvers side by side do not.
+A session belongs to one agent: one loop of a graph on one thread, known by the namespace around the
+node that calls. Two tool nodes of one loop share their variables; two solvers side by side do not.
 
-What a session holds is decided by the record, not by what happens to run: the cells that led here are read from the
-journal, in the order in which they ran. They are those of the steps before this one (a fork has those that it
-inherited, a branch those of its own ancestors) and those of this step that have ended. The environment keeps the
-process that ran exactly these, or runs them again in another. Outside of a recording nobody but the environment keeps
-them; without a thread there is no session, and each call is given a fresh interpreter.
+What a session holds is decided by the record, not by what happens to run: the cells that led here
+are read from the journal, in the order in which they ran. They are those of the steps before this
+one (a fork has those that it inherited, a branch those of its own ancestors) and those of this step
+that have ended. The environment keeps the process that ran exactly these, or runs them again in
+another. Outside of a recording nobody but the environment keeps them; without a thread there is no
+session, and each call is given a fresh interpreter.
 
-Where LangGraph's checkpoints lie in another saver than the journal's store, or are not written when the next step
-begins (`durability="exit"`), the calls of a thread are taken for one line, by the times in their ids.
+Where LangGraph's checkpoints lie in another saver than the journal's store, or are not written when
+the next step begins (`durability="exit"`), the calls of a thread are taken for one line, by the
+times in their ids.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from hrm_agent.trajectory import (
 __all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "scope_of", "sessions_of"]
 
 SECONDS_TO_APPEAR = 0.05
-"""So long a call waits for a checkpoint that LangGraph is still writing; once for a thread whose are never found."""
+"""So long a call waits for a checkpoint that LangGraph is still writing; once for a thread whose
+are never found.
+"""
 SECONDS_BETWEEN_LOOKS = 0.002
 SECONDS_TO_END = 5.0
 """So long the end of an episode waits for an environment to forget its sessions."""
@@ -87,26 +91,35 @@ class RecordingSessions:
         self._without_line: set[str] = set()
         """Threads whose checkpoints do not appear in the journal's store."""
 
-    async def place(self, recording: Recording, identity: GraphIdentity, record_id: str) -> SessionPlace:
-        """Name and cells of the session that a call is about to run in, to be asked when it is its turn."""
+    async def place(
+        self, recording: Recording, identity: GraphIdentity, record_id: str
+    ) -> SessionPlace:
+        """Name and cells of the session that a call is about to run in, to be asked when it is its
+        turn.
+        """
         own = identity.thread_id, scope_of(identity)
         if open_recording() is None:
             place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
             line = await self._line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
-            # The id of the first call tells apart threads of one name, in two runs or stores: LangGraph's are unique.
-            # It decides the session's random numbers too, which a fork that runs its cells again is to draw again.
+            # The id of the first call tells apart threads of one name, in two runs or stores:
+            # LangGraph's are unique. It decides the session's random numbers too, which a fork that
+            # runs its cells again is to draw again.
             first = ran[0][0] if ran else record_id
             name = content_hash("session", *own, "" if identity.checkpoint_ns else _this_process())
-            place = SessionPlace(f"{first}~{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None))
+            place = SessionPlace(
+                f"{first}~{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None)
+            )
         self.names.add(place.name)
         return place
 
     async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
         """The steps that led here."""
         thread, journal = identity.thread_id, recording.journal
-        patience = 0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
+        patience = (
+            0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
+        )
         while True:
             line = await recording.apart(journal.line, thread, "", identity.step)
             if line.order or patience <= 0:
@@ -117,8 +130,12 @@ class RecordingSessions:
             self._without_line.add(thread)
         return line
 
-    def _before(self, recording: Recording, identity: GraphIdentity, line: CheckpointLineage) -> list[tuple[str, _Ran]]:
-        """The finished calls that led to one, with the ids of their records, in the order in which they ran."""
+    def _before(
+        self, recording: Recording, identity: GraphIdentity, line: CheckpointLineage
+    ) -> list[tuple[str, _Ran]]:
+        """The finished calls that led to one, with the ids of their records, in the order in which
+        they ran.
+        """
         journal, thread, scope = recording.journal, identity.thread_id, scope_of(identity)
         inner = journal.line(thread, scope, identity.checkpoint_id) if scope else line
         found: list[tuple[tuple[int, str], float, str, _Ran]] = []
@@ -127,7 +144,9 @@ class RecordingSessions:
             ran = self._read(recording, record_id, thread) if at is not None else None
             if at and ran and ran.scope == scope and inner.place(ran.checkpoint_id) is not None:
                 found.append((at, ran.started_at, record_id, ran))
-        return [(record_id, ran) for _, _, record_id, ran in sorted(found, key=lambda entry: entry[:3])]
+        return [
+            (record_id, ran) for _, _, record_id, ran in sorted(found, key=lambda entry: entry[:3])
+        ]
 
     def _read(self, recording: Recording, record_id: str, thread: str) -> _Ran | None:
         if record_id not in self._ran:
@@ -149,7 +168,9 @@ def sessions_of(recording: Recording) -> RecordingSessions:
 
 
 async def end_sessions(recording: Recording, environment: Environment) -> None:
-    """Let an environment forget the sessions of a recording. One that is out of reach forgets them in its own time."""
+    """Let an environment forget the sessions of a recording. One that is out of reach forgets them
+    in its own time.
+    """
     sessions = sessions_of(recording)
     names = sessions.names
     with suppress(TimeoutError):
@@ -169,7 +190,9 @@ def _ran(record: ToolCall) -> _Ran | None:
     if record.session is None or record.status is None or isinstance(record.arguments, str):
         return None
     digest = ExecutionResult(record.status, stdout=record.stdout, value=record.value).digest
-    cell = Cell(str(record.arguments.get("code", "")), digest) if record.status in _LIVED_ON else None
+    cell = (
+        Cell(str(record.arguments.get("code", "")), digest) if record.status in _LIVED_ON else None
+    )
     return _Ran(scope_of(record.identity), record.identity.checkpoint_id, record.started_at, cell)
 
 

@@ -12,7 +12,15 @@ from hrm_agent.trajectory.ids import (
     tool_record_id,
 )
 from hrm_agent.trajectory.journal import CheckpointLineage, Journal, MemoryJournal
-from hrm_agent.trajectory.judgements import FEEDBACK, Feedback, JudgeCall, Overlay, RewardScore, RolePenalty, Scoring
+from hrm_agent.trajectory.judgements import (
+    FEEDBACK,
+    Feedback,
+    JudgeCall,
+    Overlay,
+    RewardScore,
+    RolePenalty,
+    Scoring,
+)
 from hrm_agent.trajectory.recording import Recording, active_recording, open_recording, recording
 from hrm_agent.trajectory.schema import (
     SCHEMA_VERSION,

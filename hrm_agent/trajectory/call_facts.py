@@ -1,7 +1,8 @@
 """Where a model call was made, how it was sampled, and what it used: the parts of a `Call`.
 
-A call of an engine of ours has `Sampling`, in which every parameter has a value. What another program's model was sent
-is `SentSampling`: a parameter that the request did not name is None, since the provider's default is not known here.
+A call of an engine of ours has `Sampling`, in which every parameter has a value. What another
+program's model was sent is `SentSampling`: a parameter that the request did not name is None, since
+the provider's default is not known here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from pydantic import Field, ValidationError
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory.record import Record
 
-__all__ = ["CallUsage", "GraphIdentity", "RaisedError", "Sampling", "SentSampling", "reported_usage", "total_usage"]
+__all__ = [
+    "CallUsage",
+    "GraphIdentity",
+    "RaisedError",
+    "Sampling",
+    "SentSampling",
+    "reported_usage",
+    "total_usage",
+]
 
 
 class GraphIdentity(Record):
@@ -26,7 +35,9 @@ class GraphIdentity(Record):
     checkpoint_id: str = ""
     """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
     root_checkpoint_id: str = ""
-    """Checkpoint of the outermost graph that the step started from; equal to `checkpoint_id` outside subgraphs."""
+    """Checkpoint of the outermost graph that the step started from; equal to `checkpoint_id`
+    outside subgraphs.
+    """
     checkpoint_ns: str = ""
     """Namespace of the call's task: `node:task_id`, joined by `|` over nested subgraphs."""
     task_id: str
@@ -34,7 +45,9 @@ class GraphIdentity(Record):
     node: str = ""
     """Name of the node that made the call, in the innermost graph; empty outside a graph."""
     path: str = ""
-    """Place of the task within its step without random parts, for seeds: `step/node/send index`, joined by `|`."""
+    """Place of the task within its step without random parts, for seeds: `step/node/send index`,
+    joined by `|`.
+    """
     attempt: int = 1
     """Node attempt, from 1; more than 1 under a retry policy."""
 
@@ -45,8 +58,12 @@ class GraphIdentity(Record):
 
     @property
     def role(self) -> str:
-        """Who asked or acted: the node of the outermost graph, `solve` for `solve:ID|reason:ID`; `none` outside."""
-        return next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node) or "none"
+        """Who asked or acted: the node of the outermost graph, `solve` for `solve:ID|reason:ID`;
+        `none` outside.
+        """
+        return (
+            next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node) or "none"
+        )
 
 
 class Sampling(Record):
@@ -59,16 +76,24 @@ class Sampling(Record):
     max_tokens: int = Field(default=512, ge=1)
     """Most completion tokens of this call."""
     seed: int | None = None
-    """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
+    """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn
+    from the system.
+    """
     stop: tuple[str, ...] = ()
     """Texts that end the call. The tokens that form them are kept in the call's `token_ids`."""
 
     @property
     def why_untrainable(self) -> str | None:
-        """Why tokens chosen so are no sample of the policy's distribution at this temperature; None if they are."""
+        """Why tokens chosen so are no sample of the policy's distribution at this temperature; None
+        if they are.
+        """
         if self.temperature == 0:
             return "temperature 0: the most probable token was taken, none was sampled"
-        return None if self.top_p == 1 else f"top_p {self.top_p:g}: only a part of the distribution was sampled from"
+        return (
+            None
+            if self.top_p == 1
+            else f"top_p {self.top_p:g}: only a part of the distribution was sampled from"
+        )
 
 
 class SentSampling(Record):
@@ -79,17 +104,23 @@ class SentSampling(Record):
     top_p: float | None = None
     """Nucleus sampling; None: the request named none."""
     max_tokens: int | None = None
-    """Most completion tokens, by whichever name the provider takes; None: the request named no limit."""
+    """Most completion tokens, by whichever name the provider takes; None: the request named no
+    limit.
+    """
     seed: int | None = None
     """Seed; None: the request named none."""
     stop: tuple[str, ...] = ()
     """Texts that were to end the answer."""
     other: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Further parameters that change what is sampled, by the provider's names: top_k, reasoning_effort and so on."""
+    """Further parameters that change what is sampled, by the provider's names: top_k,
+    reasoning_effort and so on.
+    """
 
 
 class RaisedError(Record):
-    """Error of a call, with all that is needed to raise it again, of its own class if that is loaded."""
+    """Error of a call, with all that is needed to raise it again, of its own class if that is
+    loaded.
+    """
 
     kinds: tuple[str, ...]
     """Its class as `module:name`, then the classes above it, up to `builtins:Exception`."""
@@ -129,7 +160,10 @@ def reported_usage(response: Mapping[str, Any]) -> CallUsage | None:
 
     A number that cannot be one of tokens or of money counts as not reported.
     """
-    tokens, facts = _table(response.get("usage_metadata")), _table(response.get("response_metadata"))
+    tokens, facts = (
+        _table(response.get("usage_metadata")),
+        _table(response.get("response_metadata")),
+    )
     said = {
         "input_tokens": tokens.get("input_tokens"),
         "output_tokens": tokens.get("output_tokens"),
@@ -163,13 +197,20 @@ def _cost(facts: Mapping[str, Any]) -> Any:
 
 def _detail(details: Any, name: str) -> int | None:
     """A detail by its name, or with a tier of service before it: `priority_cache_read`."""
-    found = [value for key, value in _table(details).items() if key == name or key.endswith(f"_{name}")]
+    found = [
+        value for key, value in _table(details).items() if key == name or key.endswith(f"_{name}")
+    ]
     numbers = [int(value) for value in found if _is_amount(value)]
     return sum(numbers) if numbers else None
 
 
 def _is_amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
 
 
 def _table(value: Any) -> Mapping[str, Any]:

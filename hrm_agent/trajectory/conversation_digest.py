@@ -1,8 +1,10 @@
-"""What of a conversation a model can see, as data: the ground of a call's hashes, and of a proof by them.
+"""What of a conversation a model can see, as data: the ground of a call's hashes, and of a proof by
+them.
 
-A conversation is hashed twice for each call, and all but its last messages were hashed for the call before. So the
-state of the hash after each message is kept, under what a model saw up to it: a step costs what it adds. A text is its
-own key, whose hash Python keeps with it; what can be changed in place is packed each time.
+A conversation is hashed twice for each call, and all but its last messages were hashed for the call
+before. So the state of the hash after each message is kept, under what a model saw up to it: a step
+costs what it adds. A text is its own key, whose hash Python keeps with it; what can be changed in
+place is packed each time.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ _REMEMBERED_BYTES = 64 << 20
 _BYTES_OF_AN_ENTRY = 1024
 """Of its hash's state, its dicts and its key, about."""
 _PLAIN = ormsgpack.OPT_NON_STR_KEYS | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str).encode
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
+).encode
 
 
 def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
     """What of a conversation a model can see: by this two conversations are the same or not.
 
-    The ids of tool calls contain the time, by way of LangGraph's task ids. What counts is which call a result answers.
+    The ids of tool calls contain the time, by way of LangGraph's task ids. What counts is which
+    call a result answers.
     """
     ordinals: dict[str, int] = {}
     context: list[Any] = []
@@ -43,7 +48,9 @@ def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
 
 
 def context_hash(messages: Sequence[BaseMessage], *parts: Any) -> str:
-    """`content_hash(context_of(messages), *parts)`, without hashing again what was hashed before."""
+    """`content_hash(context_of(messages), *parts)`,
+    without hashing again what was hashed before.
+    """
     return HashedContext.of(messages).hash(*parts)
 
 
@@ -66,7 +73,9 @@ def _seen(message: BaseMessage, ordinals: Mapping[str, int]) -> list[Any]:
 
 
 Mark = tuple[Any, ...]
-"""All that a model sees of a message, as a key: text as it is, what may be changed in place in packed form."""
+"""All that a model sees of a message, as a key: text as it is, what may be changed in place in
+packed form.
+"""
 
 
 @dataclass(slots=True)

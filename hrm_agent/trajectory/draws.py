@@ -1,11 +1,13 @@
-"""What a node's code takes from the clock, from `uuid` and from `random`: recorded with the node's task.
+"""What a node's code takes from the clock, from `uuid` and from `random`: recorded with the node's
+task.
 
-A task that runs again (on resume, in a replay) gets the same values in the same order, so that its requests are the
-ones that are on record. Three kinds of values are kept apart, since code that reads the clock once more must not get
-another id. Of `random` one seed is recorded: the task draws from a generator of its own from then on.
+A task that runs again (on resume, in a replay) gets the same values in the same order, so that its
+requests are the ones that are on record. Three kinds of values are kept apart, since code that
+reads the clock once more must not get another id. Of `random` one seed is recorded: the task draws
+from a generator of its own from then on.
 
-Beyond what is on record a task draws anew: a resumed one adds to its record, a replayed one reads a clock that
-goes on from the last recorded time.
+Beyond what is on record a task draws anew: a resumed one adds to its record, a replayed one reads a
+clock that goes on from the last recorded time.
 
 How the functions of the standard library come here is the affair of `hrm_agent.draws`.
 """
@@ -27,7 +29,9 @@ __all__ = ["MOST_RECORDED", "OpenDraws", "TaskDraws", "is_answered", "while_answ
 
 T = TypeVar("T")
 MOST_RECORDED = 1000
-"""So many values of a kind are recorded of one task: a loop that waits for a time reads the clock without end."""
+"""So many values of a kind are recorded of one task: a loop that waits for a time reads the clock
+without end.
+"""
 
 
 class TaskDraws(BaseModel):
@@ -61,7 +65,9 @@ class OpenDraws:
         recorded: TaskDraws | None = None,
         on_new: Callable[[Callable[[], TaskDraws]], object] | None = None,
     ) -> None:
-        """`on_new` is called when there is something to write, with what gives it. None: new draws are not kept."""
+        """`on_new` is called when there is something to write, with what gives it. None: new draws
+        are not kept.
+        """
         self._identity, self._on_new = identity, on_new
         self._kept: dict[str, list[Any]] = {
             kind: list(getattr(recorded, kind)) if recorded is not None else []
@@ -111,7 +117,9 @@ class OpenDraws:
         """All that was drawn so far."""
         with self._lock:
             self._waits = False
-            return TaskDraws(identity=self._identity, **{kind: tuple(kept) for kind, kept in self._kept.items()})
+            return TaskDraws(
+                identity=self._identity, **{kind: tuple(kept) for kind, kept in self._kept.items()}
+            )
 
     def _next(self, kind: str, draw: Callable[[], Any]) -> Any:
         with self._lock:
@@ -136,10 +144,11 @@ _answered: ContextVar[str] = ContextVar("hrm_agent_answered_task", default="")
 
 @contextmanager
 def while_answered(namespace: str) -> Generator[None]:
-    """Inside the block the task `namespace` waits for a model or a tool, whose answer is recorded as a whole.
+    """Inside the block the task `namespace` waits for a model or a tool, whose answer is recorded
+    as a whole.
 
-    What is drawn for it (a client's id for a request, the pause before a retry) is none of the task's draws: a replay
-    has the answer and draws nothing.
+    What is drawn for it (a client's id for a request, the pause before a retry) is none of the
+    task's draws: a replay has the answer and draws nothing.
     """
     token = _answered.set(namespace)
     try:

@@ -19,7 +19,9 @@ __all__ = [
 
 
 class ToolStatus(StrEnum):
-    """How a tool call ended. Decided by the side that enforces it, never read from the tool's output."""
+    """How a tool call ended. Decided by the side that enforces it, never read from the tool's
+    output.
+    """
 
     OK = "ok"
     """It ended without an error."""
@@ -34,7 +36,9 @@ class ToolStatus(StrEnum):
     INVALID_CALL = "invalid_call"
     """It was not run: its arguments could not be decoded, or are not what the tool takes."""
     DENIED = "denied"
-    """It asked for something that is not allowed: a forbidden system call, or one use more than its budget."""
+    """It asked for something that is not allowed: a forbidden system call, or one use more than its
+    budget.
+    """
     INFRASTRUCTURE = "infrastructure"
     """The machine or a service failed it, by no fault of the policy."""
 
@@ -52,13 +56,17 @@ class SessionState(StrEnum):
     KEPT = "kept"
     """The process that ran them."""
     REPLAYED = "replayed"
-    """A new process that ran them again, to the same status, output and value: the old one was gone, or had gone on
-    from here on another branch."""
+    """A new process that ran them again, to the same status, output and value: the old one was
+    gone, or had gone on from here on another branch.
+    """
     DIFFERS = "differs"
-    """A new process that ran them again, and some ended with another status, output or value, as `changed_cells` says.
+    """A new process that ran them again, and some ended with another status, output or value, as
+    `changed_cells` says.
     """
     LOST = "lost"
-    """A new process in which some could not be run again: they ended it otherwise than before, or are not known."""
+    """A new process in which some could not be run again: they ended it otherwise than before, or
+    are not known.
+    """
 
 
 class RunStatus(StrEnum):
@@ -102,7 +110,9 @@ class StopReason(StrEnum):
     ERROR = "error"
     """The graph raised an error that is not known to be the policy's doing."""
     UNUSABLE_ANSWER = "unusable_answer"
-    """The graph, or the chat template, could not go on from what the policy wrote: the run is wrong, not lost."""
+    """The graph, or the chat template, could not go on from what the policy wrote: the run is
+    wrong, not lost.
+    """
     VERIFIER_ERROR = "verifier_error"
     """The verifier raised an error, or gave no number from 0 to 1: the run has no reward."""
     ABORTED = "aborted"
@@ -110,7 +120,9 @@ class StopReason(StrEnum):
 
     @property
     def truncates(self) -> bool:
-        """True for reasons that end a run before the graph has finished: limits, questions, giving up."""
+        """True for reasons that end a run before the graph has finished: limits, questions, giving
+        up.
+        """
         return self not in _NO_LIMITS
 
 
@@ -131,7 +143,9 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """The token limit of the call was reached."""
     CONTROL_TOKEN = "control_token"
-    """The policy sampled a control token other than its end of turn; sampling ends there, so no turn is forged."""
+    """The policy sampled a control token other than its end of turn; sampling ends there, so no
+    turn is forged.
+    """
 
 
 class LogprobKind(StrEnum):
@@ -140,9 +154,13 @@ class LogprobKind(StrEnum):
     RAW = "raw"
     """log softmax of the logits, as at temperature 1, over the whole vocabulary."""
     TEMPERED = "tempered"
-    """log softmax of the logits divided by the call's temperature, over the whole vocabulary: no top-p, no schema."""
+    """log softmax of the logits divided by the call's temperature, over the whole vocabulary: no
+    top-p, no schema.
+    """
     SAMPLED = "sampled"
-    """of a distribution that was cut further: by top-p, a schema, or something that is not on record."""
+    """of a distribution that was cut further: by top-p, a schema, or something that is not on
+    record.
+    """
     NONE = "none"
     """the engine gives none."""
 
@@ -153,9 +171,13 @@ class BranchReason(StrEnum):
     ROOT = "root"
     """the first call of a conversation: nothing to extend."""
     TEMPLATE = "template"
-    """the chat template rewrites earlier turns, so that the stored prefix is no prefix of the new prompt."""
+    """the chat template rewrites earlier turns, so that the stored prefix is no prefix of the new
+    prompt.
+    """
     REWRITTEN = "rewritten"
-    """the message that carries the earlier call was edited, or messages before it were added, edited or removed."""
+    """the message that carries the earlier call was edited, or messages before it were added,
+    edited or removed.
+    """
     TOOLS = "tools"
     """the tools offered to the model changed, and with them the system turn."""
     MODEL = "model"
@@ -170,9 +192,13 @@ class Verdict(StrEnum):
     KEPT = "kept"
     """It was trained on; of a choice among several runs, it was chosen."""
     DROPPED = "dropped"
-    """It was left out: not drawn, or it failed by no fault of the policy; of a choice, another run was chosen."""
+    """It was left out: not drawn, or it failed by no fault of the policy; of a choice, another run
+    was chosen.
+    """
     GROUP_REJECTED = "group_rejected"
-    """It was left out with its whole group, which gives no signal, or is too small to be trusted."""
+    """It was left out with its whole group, which gives no signal,
+    or is too small to be trusted.
+    """
 
 
 class DropReason(StrEnum):
@@ -187,21 +213,29 @@ class DropReason(StrEnum):
     NO_GRADIENT = "no_gradient"
     """No call of the group's kept rollouts can be trained on."""
     RUN_FAILED = "run_failed"
-    """The graph raised an error by itself: not on what the policy wrote, or in every rollout of the prompt."""
+    """The graph raised an error by itself: not on what the policy wrote, or in every rollout of the
+    prompt.
+    """
     TRUNCATED = "truncated"
     """It ended at a limit, and the run leaves such rollouts out (`truncated = "leave_out"`)."""
     INFRASTRUCTURE = "infrastructure"
-    """A tool call was lost to a machine or a service, so the reward may not be the policy's doing."""
+    """A tool call was lost to a machine or a service,
+    so the reward may not be the policy's doing.
+    """
     ABORTED = "aborted"
     """The run was stopped from outside."""
     NOT_ENDED = "not_ended"
     """The run is still under way."""
     CUT_OFF = "cut_off"
-    """Its group went on without it (`group_quorum`); it stays on record as it stood, and can be forked."""
+    """Its group went on without it (`group_quorum`); it stays on record as it stood, and can be
+    forked.
+    """
     TOO_OLD = "too_old"
     """Weights sampled it that are further back than the run allows (`versions_behind`)."""
     NOT_SCORED = "not_scored"
-    """A reward function failed, or none gave a value: the run has no reward, which is not a reward of 0."""
+    """A reward function failed, or none gave a value: the run has no reward, which is not a reward
+    of 0.
+    """
 
 
 class RewardFault(StrEnum):
@@ -218,6 +252,8 @@ class RewardFault(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     """It decides the outcome and returned a value outside of [0, 1]."""
     NOT_ON_RECORD = "not_on_record"
-    """It needs what is not on record any more, such as the state of a thread whose checkpoints were deleted."""
+    """It needs what is not on record any more, such as the state of a thread whose checkpoints were
+    deleted.
+    """
     JUDGE = "judge"
     """The model that judges gave no answer, or none that could be read."""

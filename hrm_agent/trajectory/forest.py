@@ -5,16 +5,17 @@
                             └─ solver a3'        two samples of one request, or a fork, share a prefix
     solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
 
-A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the model saw at a call
-is the concatenation along the path from its root, and nothing else is needed to train on it: no rendering of messages,
-no tokenizer. A *leaf* is a call that no other extends; the paths to the leaves are the sequences a trainer computes. A
-call may lie on several paths; to train its tokens once is the business of `hrm_agent.training.update.batch`.
+A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the
+model saw at a call is the concatenation along the path from its root, and nothing else is needed to
+train on it: no rendering of messages, no tokenizer. A *leaf* is a call that no other extends; the
+paths to the leaves are the sequences a trainer computes. A call may lie on several paths; to train
+its tokens once is the business of `hrm_agent.training.update.batch`.
 
-A root's `branch_of` leads to the call that it would have extended. A *conversation* is all calls connected by either
-link: one dialogue of one role, whether or not its tokens broke on the way.
+A root's `branch_of` leads to the call that it would have extended. A *conversation* is all calls
+connected by either link: one dialogue of one role, whether or not its tokens broke on the way.
 
-Calls are stored in the order in which they were finished, so a parent stands before its children; nothing here relies
-on it.
+Calls are stored in the order in which they were finished, so a parent stands before its children;
+nothing here relies on it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
 
 
 def path_to(calls: Iterable[Call], call_id: str) -> tuple[Call, ...]:
-    """The calls from the root to `call_id`, that one included. Raises `KeyError` if it is not among `calls`."""
+    """The calls from the root to `call_id`, that one included. Raises `KeyError` if it is not among
+    `calls`.
+    """
     by_id = {call.id: call for call in calls}
     return _walk(by_id[call_id], by_id)
 
@@ -56,10 +59,11 @@ def _walk(leaf: Call, by_id: dict[str, Call]) -> tuple[Call, ...]:
 
 
 def training_roots(trajectory: Trajectory) -> list[Call]:
-    """The calls with which the training sequences of a run begin: the roots of all calls that a trainer learns from.
+    """The calls with which the training sequences of a run begin: the roots of all calls that a
+    trainer learns from.
 
-    A conversation has one, and one more for each time that its tokens broke on the way. Where earlier calls are in
-    another store, the first call that is on record stands for the root.
+    A conversation has one, and one more for each time that its tokens broke on the way. Where
+    earlier calls are in another store, the first call that is on record stands for the root.
     """
     by_id = {call.id: call for call in trajectory.calls}
     roots: dict[str, Call] = {}

@@ -1,7 +1,8 @@
 """LangGraph's identity of the running task, read from where LangGraph puts it.
 
-A chat model gets it as `run_manager.metadata`, a tool as `config["metadata"]`, in sync and async code, in subgraphs
-and in Send tasks alike. Of `checkpoint_ns` (`node:task_id`, joined by `|`) the last task id is the innermost task's.
+A chat model gets it as `run_manager.metadata`, a tool as `config["metadata"]`, in sync and async
+code, in subgraphs and in Send tasks alike. Of `checkpoint_ns` (`node:task_id`, joined by `|`) the
+last task id is the innermost task's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Any
 from langchain_core.runnables.config import ensure_config
 from langgraph.config import get_config
 
-from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root, namespace_parts, task_of_namespace
+from hrm_agent.langgraph_format import (
+    RUNTIME,
+    checkpoint_of_root,
+    namespace_parts,
+    task_of_namespace,
+)
 from hrm_agent.trajectory.recording import open_recording
 from hrm_agent.trajectory.schema import GraphIdentity
 
@@ -42,8 +48,8 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
 def metadata_of(run_manager: Any) -> dict[str, Any]:
     """What names the running task, for a chat model that is asked inside it.
 
-    LangChain passes no run manager when a model is streamed, and `generate` called without callbacks gets one that
-    knows of nothing around it; the config in context does.
+    LangChain passes no run manager when a model is streamed, and `generate` called without
+    callbacks gets one that knows of nothing around it; the config in context does.
     """
     given: dict[str, Any] = (run_manager.metadata if run_manager is not None else None) or {}
     return given if in_graph(given) else {**(ensure_config().get("metadata") or {}), **given}
@@ -55,7 +61,9 @@ def in_graph(metadata: Mapping[str, Any] | None) -> bool:
 
 
 def _checkpoint() -> tuple[str, str, int]:
-    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, if there is one."""
+    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, if
+    there is one.
+    """
     try:
         configurable: Mapping[str, Any] = get_config().get("configurable", {})
     except RuntimeError:
@@ -68,7 +76,9 @@ def _checkpoint() -> tuple[str, str, int]:
 
 
 def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:
-    """The task's place in its run without the random task ids: two runs with one seed agree on it."""
+    """The task's place in its run without the random task ids:
+    two runs with one seed agree on it.
+    """
     nodes = "|".join(part.node for part in namespace_parts(namespace))
     place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
     return f"{metadata.get('langgraph_step', 0)}/{nodes}/{place}"

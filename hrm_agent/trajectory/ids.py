@@ -1,4 +1,6 @@
-"""Identities that survive a crash: derived from LangGraph's own, never drawn at random and never counted by time."""
+"""Identities that survive a crash: derived from LangGraph's own, never drawn at random and never
+counted by time.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,20 @@ import json
 import re
 from typing import Any
 
-__all__ = ["NOT_RECORDED", "TASK_INPUTS", "call_id", "content_hash", "derive_seed", "step_in_name", "tool_record_id"]
+__all__ = [
+    "NOT_RECORDED",
+    "TASK_INPUTS",
+    "call_id",
+    "content_hash",
+    "derive_seed",
+    "step_in_name",
+    "tool_record_id",
+]
 
 TASK_INPUTS = "inputs"
-"""Key in a task's metadata: the graph's input as a JSON object, in place of a human message with the prompt."""
+"""Key in a task's metadata: the graph's input as a JSON object, in place of a human message with
+the prompt.
+"""
 NOT_RECORDED = "not_recorded"
 """Key there of a partly recorded program: its first loss, in words."""
 _STEP = re.compile(r"step-([0-9]{1,15})(?:/|\Z)")
@@ -35,13 +47,15 @@ def tool_record_id(thread_id: str, task_id: str, tool_call_id: str) -> str:
 def derive_seed(base: int, *parts: Any) -> int:
     """A 63-bit seed that depends on `base` and on each of `parts`.
 
-    The parts must be free of LangGraph's checkpoint and task ids: those contain the time, so that two runs with one
-    seed would differ.
+    The parts must be free of LangGraph's checkpoint and task ids: those contain the time, so that
+    two runs with one seed would differ.
     """
     return int(content_hash("seed", base, *parts)[:16], 16) >> 1
 
 
 def step_in_name(name: str, run_id: str) -> int | None:
-    """The step, from 0, that a training began a thread or group for: 7 of `RUN/step-7/3/0`; None of any other."""
+    """The step, from 0, that a training began a thread or group for: 7 of `RUN/step-7/3/0`; None of
+    any other.
+    """
     found = _STEP.match(name, len(run_id) + 1) if run_id and name.startswith(f"{run_id}/") else None
     return int(found[1]) if found else None

@@ -1,4 +1,6 @@
-"""Where calls are written before their node returns: what a journal can do, and one that lies in memory."""
+"""Where calls are written before their node returns: what a journal can do, and one that lies in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ class CheckpointLineage:
     order: Mapping[str, int]
     """Id of a checkpoint -> its number, from the oldest one known."""
     oldest_known: str | None
-    """Newest ancestor whose own parents are not stored; every id up to it is treated as an ancestor. None: all are
-    stored.
+    """Newest ancestor whose own parents are not stored; every id up to it is treated as an
+    ancestor. None: all are stored.
     """
 
     def place(self, checkpoint_id: str) -> tuple[int, str] | None:
-        """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids sort by time."""
+        """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids
+        sort by time.
+        """
         if checkpoint_id in self.order:
             return self.order[checkpoint_id], checkpoint_id
         before = self.oldest_known is not None and checkpoint_id <= self.oldest_known
@@ -38,7 +42,9 @@ class CheckpointLineage:
 
 
 class Journal(Protocol):
-    """Where calls are written before their node returns. Thread-safe; each write is durable when it returns."""
+    """Where calls are written before their node returns. Thread-safe; each write is durable when it
+    returns.
+    """
 
     @property
     def is_blocking(self) -> bool:
@@ -63,22 +69,30 @@ class Journal(Protocol):
         ...
 
     def find_call(self, call_id: str, *, request: bool = True) -> Call | None:
-        """A finished model call; without its messages and tools where `request` is False, which is faster."""
+        """A finished model call; without its messages and tools where `request` is False, which is
+        faster.
+        """
         ...
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part of it is gone."""
+        """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part
+        of it is gone.
+        """
         ...
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call. Where its id is on record already, that call stands; returns the one that does.
+        """Write a finished call. Where its id is on record already, that call stands; returns the
+        one that does.
 
-        `sent`: the messages that were sent. They are read back as `Call.request`; what is returned has no request yet.
+        `sent`: the messages that were sent. They are read back as `Call.request`; what is returned
+        has no request yet.
         """
         ...
 
     def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
-        """A tool call. `thread_id`: its thread, which spares a journal that knows that thread from looking."""
+        """A tool call. `thread_id`: its thread, which spares a journal that knows that thread from
+        looking.
+        """
         ...
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
@@ -86,14 +100,20 @@ class Journal(Protocol):
         ...
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """The call of the thread under this idempotency key: of several one that ended well, if there is one."""
+        """The call of the thread under this idempotency key: of several one that ended well, if
+        there is one.
+        """
         ...
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
-        """Write a started call, or its finished form. A finished record stands; returns the one that does.
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
+        """Write a started call, or its finished form. A finished record stands; returns the one
+        that does.
 
-        `again`: a finished call is run again, since what it came to cannot be given back. `repeatable`: its effects end
-        with its sandbox, so that a run whose steps are written with what follows may write it so, too.
+        `again`: a finished call is run again, since what it came to cannot be given back.
+        `repeatable`: its effects end with its sandbox, so that a run whose steps are written with
+        what follows may write it so, too.
         """
         ...
 
@@ -101,10 +121,13 @@ class Journal(Protocol):
         """What the tasks of a thread drew, in no order."""
         ...
 
-    def write_draws(self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]) -> None:
+    def write_draws(
+        self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
+    ) -> None:
         """Write what a task drew, in place of what stands under its key (task and attempt).
 
-        Deferred: it is there once anything that is written later is. `record` is called when it is written.
+        Deferred: it is there once anything that is written later is. `record` is called when it is
+        written.
         """
         ...
 
@@ -113,9 +136,11 @@ class Journal(Protocol):
         ...
 
     def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
-        """Of the tool calls of a thread: id, and the checkpoint of the outermost graph that its step started from.
+        """Of the tool calls of a thread: id, and the checkpoint of the outermost graph that its
+        step started from.
 
-        A fork's begin with those of the lineage that it left. In the order in which they were first written.
+        A fork's begin with those of the lineage that it left. In the order in which they were first
+        written.
         """
         ...
 
@@ -137,13 +162,19 @@ class MemoryJournal:
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
         with self._lock:
             calls = [
-                c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)
+                c
+                for c in self._calls.values()
+                if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)
             ]
         return sorted(map(self._with_request, calls), key=lambda call: call.call_index)
 
     def tasks_of_thread(self, thread_id: str) -> set[str]:
         with self._lock:
-            return {c.identity.task_id for c in self._calls.values() if c.identity.thread_id == thread_id}
+            return {
+                c.identity.task_id
+                for c in self._calls.values()
+                if c.identity.thread_id == thread_id
+            }
 
     def seeds_of_thread(self, thread_id: str) -> set[int]:
         with self._lock:
@@ -181,7 +212,10 @@ class MemoryJournal:
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
         with self._lock:
             for tool_call in self._tool_calls.values():
-                if tool_call.identity.thread_id == thread_id and (tool_call.name, tool_call.arguments) == (
+                if tool_call.identity.thread_id == thread_id and (
+                    tool_call.name,
+                    tool_call.arguments,
+                ) == (
                     name,
                     arguments,
                 ):
@@ -191,9 +225,18 @@ class MemoryJournal:
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
         with self._lock:
             under_key = (c for c in self._tool_calls.values() if c.idempotency_key == key)
-            return next((c for c in under_key if c.identity.thread_id == thread_id and c.status is ToolStatus.OK), None)
+            return next(
+                (
+                    c
+                    for c in under_key
+                    if c.identity.thread_id == thread_id and c.status is ToolStatus.OK
+                ),
+                None,
+            )
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
         with self._lock:
             standing = self._tool_calls.get(tool_call.id)
             if standing is not None and standing.status is not None and not again:
@@ -203,10 +246,14 @@ class MemoryJournal:
 
     def draws_of_thread(self, thread_id: str) -> Sequence[TaskDraws]:
         with self._lock:
-            found = [record for (thread, _, _), record in self._draws.items() if thread == thread_id]
+            found = [
+                record for (thread, _, _), record in self._draws.items() if thread == thread_id
+            ]
         return [record() for record in found]
 
-    def write_draws(self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]) -> None:
+    def write_draws(
+        self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
+    ) -> None:
         with self._lock:
             self._draws[thread_id, *key] = record
 
@@ -215,5 +262,7 @@ class MemoryJournal:
 
     def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
         with self._lock:
-            calls = [call for call in self._tool_calls.values() if call.identity.thread_id == thread_id]
+            calls = [
+                call for call in self._tool_calls.values() if call.identity.thread_id == thread_id
+            ]
         return [(call.id, call.identity.step) for call in calls]

@@ -1,10 +1,12 @@
 """Proves that a stored trajectory can be trained on, before compute is spent on it.
 
-Each invariant has a name that never changes, so that a test, a script or a bug report can refer to it, and it is
-checked on its own: one corruption gives findings under one name. That is why a check passes over what another one
-already covers (a child of an unknown parent is not also reported as out of order).
+Each invariant has a name that never changes, so that a test, a script or a bug report can refer to
+it, and it is checked on its own: one corruption gives findings under one name. That is why a check
+passes over what another one already covers (a child of an unknown parent is not also reported as
+out of order).
 
-What a running trajectory cannot satisfy yet (a tool call under way, for example) is not held against it.
+What a running trajectory cannot satisfy yet (a tool call under way, for example) is not held
+against it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import NamedTuple
 
 from hrm_agent.langgraph_format import task_of_namespace
 from hrm_agent.trajectory.ids import call_id, tool_record_id
-from hrm_agent.trajectory.schema import Call, GraphIdentity, LogprobKind, RunStatus, StopReason, Trajectory
+from hrm_agent.trajectory.schema import (
+    Call,
+    GraphIdentity,
+    LogprobKind,
+    RunStatus,
+    StopReason,
+    Trajectory,
+)
 
 __all__ = ["INVARIANTS", "Finding", "lint"]
 
@@ -58,7 +67,11 @@ def _invariant(name: str) -> Callable[[Check], Check]:
 
 def lint(trajectory: Trajectory) -> list[Finding]:
     """All violated invariants, in the order in which the invariants are listed."""
-    return [Finding(name, where, message) for name, check in INVARIANTS.items() for where, message in check(trajectory)]
+    return [
+        Finding(name, where, message)
+        for name, check in INVARIANTS.items()
+        for where, message in check(trajectory)
+    ]
 
 
 # tokens
@@ -75,7 +88,10 @@ def _alignment(trajectory: Trajectory) -> Iterator[Problem]:
     for call in trajectory.calls:
         lengths = len(call.token_ids), len(call.mask), len(call.logprobs)
         if len(set(lengths)) > 1:
-            yield call.id, "token_ids, mask and logprobs have {}, {} and {} entries".format(*lengths)
+            yield (
+                call.id,
+                "token_ids, mask and logprobs have {}, {} and {} entries".format(*lengths),
+            )
 
 
 @_invariant("token-range")
@@ -89,10 +105,18 @@ def _token_range(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("mask-shape")
 def _mask_shape(trajectory: Trajectory) -> Iterator[Problem]:
-    """Within a call the prompt tokens come first, then the completion tokens, which the policy sampled."""
+    """Within a call the prompt tokens come first, then the completion tokens, which the policy
+    sampled.
+    """
     for call in _aligned(trajectory):
         if any(sampled and not after for sampled, after in pairwise(call.mask)):
-            yield call.id, f"a prompt token follows a completion token, after position {call.mask.index(True)}"
+            yield (
+                call.id,
+                (
+                    "a prompt token follows a completion token, after position"
+                    f" {call.mask.index(True)}"
+                ),
+            )
 
 
 @_invariant("root-prompt")
@@ -111,7 +135,13 @@ def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
             if call.token_ids:
                 yield call.id, "token ids without the parameters that they were sampled with"
         elif call.sampled_tokens > call.sampling.max_tokens:
-            yield call.id, f"{call.sampled_tokens} completion tokens where {call.sampling.max_tokens} were allowed"
+            yield (
+                call.id,
+                (
+                    f"{call.sampled_tokens} completion tokens where {call.sampling.max_tokens} were"
+                    " allowed"
+                ),
+            )
 
 
 @_invariant("logprob-finite")
@@ -128,7 +158,9 @@ def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
     """The log-prob of a completion token is at most 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
-        at = next((i for i, (sampled, value) in pairs if sampled and _TOLERANCE < value < math.inf), None)
+        at = next(
+            (i for i, (sampled, value) in pairs if sampled and _TOLERANCE < value < math.inf), None
+        )
         if at is not None:
             yield call.id, f"log-prob {call.logprobs[at]} at position {at}: a probability above 1"
 
@@ -138,9 +170,19 @@ def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
     """The log-prob of a prompt token is 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
-        at = next((i for i, (sampled, value) in pairs if not sampled and value != 0 and math.isfinite(value)), None)
+        at = next(
+            (
+                i
+                for i, (sampled, value) in pairs
+                if not sampled and value != 0 and math.isfinite(value)
+            ),
+            None,
+        )
         if at is not None:
-            yield call.id, f"log-prob {call.logprobs[at]} at position {at}, which the policy did not sample"
+            yield (
+                call.id,
+                f"log-prob {call.logprobs[at]} at position {at}, which the policy did not sample",
+            )
 
 
 # identities
@@ -159,7 +201,9 @@ def _unique_ids(trajectory: Trajectory) -> Iterator[Problem]:
 def _call_id(trajectory: Trajectory) -> Iterator[Problem]:
     """A call's id is `hash(thread_id, task_id, call_index, sample_index)`."""
     for call in trajectory.calls:
-        expected = call_id(call.identity.thread_id, call.identity.task_id, call.call_index, call.sample_index)
+        expected = call_id(
+            call.identity.thread_id, call.identity.task_id, call.call_index, call.sample_index
+        )
         if call.id != expected:
             yield call.id, f"its identity gives {expected}"
 
@@ -168,26 +212,44 @@ def _call_id(trajectory: Trajectory) -> Iterator[Problem]:
 def _tool_record_id(trajectory: Trajectory) -> Iterator[Problem]:
     """A tool call's id is `hash(thread_id, task_id, tool_call_id)`."""
     for tool_call in trajectory.tool_calls:
-        expected = tool_record_id(tool_call.identity.thread_id, tool_call.identity.task_id, tool_call.tool_call_id)
+        expected = tool_record_id(
+            tool_call.identity.thread_id, tool_call.identity.task_id, tool_call.tool_call_id
+        )
         if tool_call.id != expected:
             yield tool_call.id, f"its identity gives {expected}"
 
 
 @_invariant("forest-thread")
 def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
-    """All calls were made on the trajectory's own thread; a fork may hold calls of the thread that it left."""
+    """All calls were made on the trajectory's own thread; a fork may hold calls of the thread that
+    it left.
+    """
     if trajectory.forked_from is None:
         for where, identity in _identities(trajectory):
             if identity.thread_id != trajectory.thread_id:
-                yield where, f"made on thread {identity.thread_id!r}, the trajectory's is {trajectory.thread_id!r}"
+                yield (
+                    where,
+                    (
+                        f"made on thread {identity.thread_id!r}, the trajectory's is"
+                        f" {trajectory.thread_id!r}"
+                    ),
+                )
 
 
 @_invariant("namespace-task")
 def _namespace_task(trajectory: Trajectory) -> Iterator[Problem]:
-    """The innermost task of `checkpoint_ns` is `task_id`: the join key with the checkpoint holds."""
+    """The innermost task of `checkpoint_ns` is `task_id`:
+    the join key with the checkpoint holds.
+    """
     for where, identity in _identities(trajectory):
         if identity.checkpoint_ns and task_of_namespace(identity.checkpoint_ns) != identity.task_id:
-            yield where, f"checkpoint_ns {identity.checkpoint_ns!r} does not end with task {identity.task_id!r}"
+            yield (
+                where,
+                (
+                    f"checkpoint_ns {identity.checkpoint_ns!r} does not end with task"
+                    f" {identity.task_id!r}"
+                ),
+            )
 
 
 def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
@@ -197,8 +259,9 @@ def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
 
 @_invariant("call-index-gapless")
 def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record. A
-    failed call has the number that it was asked under, which a later call may have, too.
+    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing
+    from the record. A failed call has the number that it was asked under, which a later call may
+    have, too.
 
     Of a conversation the newest turn is looked at: those before it may have been cut short.
     """
@@ -206,7 +269,9 @@ def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
         return
     since = trajectory.turns[-1].started_at if trajectory.turns else -math.inf
     by_task: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    for call in (call for call in (*trajectory.calls, *trajectory.failed_calls) if call.ended_at >= since):
+    for call in (
+        call for call in (*trajectory.calls, *trajectory.failed_calls) if call.ended_at >= since
+    ):
         by_task[call.identity.thread_id, call.identity.task_id].add(call.call_index)
     for (_, task_id), indices in by_task.items():
         missing = next((index for index in range(len(indices)) if index not in indices), None)
@@ -216,7 +281,9 @@ def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("failed-apart")
 def _failed_apart(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call that failed is among `failed_calls` and has no tokens; one that was answered is not."""
+    """A call that failed is among `failed_calls` and has no tokens;
+    one that was answered is not.
+    """
     for call in trajectory.calls:
         if call.error is not None:
             yield call.id, f"is among the answered calls, and failed: {call.error}"
@@ -230,23 +297,34 @@ def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
     """The answers to one request are numbered from 0 without a gap."""
     by_request: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
     for call in trajectory.calls:
-        by_request[call.identity.thread_id, call.identity.task_id, call.call_index].add(call.sample_index)
+        by_request[call.identity.thread_id, call.identity.task_id, call.call_index].add(
+            call.sample_index
+        )
     for (_, task_id, index), samples in by_request.items():
         if samples != set(range(len(samples))):
-            yield trajectory.id, f"call {index} of task {task_id!r} has the samples {sorted(samples)}"
+            yield (
+                trajectory.id,
+                f"call {index} of task {task_id!r} has the samples {sorted(samples)}",
+            )
 
 
 @_invariant("call-once")
 def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
-    """No two calls have the same path, request and seed: no answer was sampled again instead of being read back."""
+    """No two calls have the same path, request and seed: no answer was sampled again instead of
+    being read back.
+    """
     asked: defaultdict[tuple[str, str, int], dict[tuple[str, int], str]] = defaultdict(dict)
     for call in trajectory.calls:
         if call.seed is not None:
             same = asked[call.identity.path, call.request_hash, call.seed]
-            same.setdefault((call.identity.task_id, call.call_index), call.id)  # one for all samples of a call
+            # one for all samples of a call
+            same.setdefault((call.identity.task_id, call.call_index), call.id)
     for same in asked.values():
         if len(same) > 1:
-            yield list(same.values())[1], f"asks what {len(same) - 1} other calls asked, with the same seed"
+            yield (
+                list(same.values())[1],
+                f"asks what {len(same) - 1} other calls asked, with the same seed",
+            )
 
 
 # the message forest
@@ -254,7 +332,9 @@ def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("parent-known")
 def _parent_known(trajectory: Trajectory) -> Iterator[Problem]:
-    """The call that a call extends, or branches off, is in the record; a fork's may be in the run that it left."""
+    """The call that a call extends, or branches off, is in the record; a fork's may be in the run
+    that it left.
+    """
     known = {call.id for call in trajectory.calls}
     if trajectory.forked_from is None:
         for call in trajectory.calls:
@@ -277,7 +357,11 @@ def _parent_earlier(trajectory: Trajectory) -> Iterator[Problem]:
     position = {call.id: i for i, call in enumerate(trajectory.calls)}
     on_cycle = _on_cycle(trajectory)
     for call in trajectory.calls:
-        if call.parent in position and call.id not in on_cycle and position[call.parent] >= position[call.id]:
+        if (
+            call.parent in position
+            and call.id not in on_cycle
+            and position[call.parent] >= position[call.id]
+        ):
             yield call.id, f"stands before its parent {call.parent}"
 
 
@@ -288,14 +372,22 @@ def _root_named(trajectory: Trajectory) -> Iterator[Problem]:
         if call.parent is None and call.branch_reason is None:
             yield call.id, "a root without a branch_reason"
         if call.parent is not None and call.branch_reason is not None:
-            yield call.id, f"extends {call.parent} and still names the branch reason {call.branch_reason.value!r}"
+            yield (
+                call.id,
+                (
+                    f"extends {call.parent} and still names the branch reason"
+                    f" {call.branch_reason.value!r}"
+                ),
+            )
 
 
 def _on_cycle(trajectory: Trajectory) -> set[str]:
     """Ids of the calls from which following the parents comes back to the call itself."""
     parents = {call.id: call.parent for call in trajectory.calls}
     walks: dict[str, int] = {}
-    """Call -> the walk that came by it first. Each call is walked from once: a file may hold a long chain."""
+    """Call -> the walk that came by it first. Each call is walked from once: a file may hold a long
+    chain.
+    """
     found: set[str] = set()
     for walk, start in enumerate(parents):
         at: str | None = start
@@ -313,7 +405,9 @@ def _on_cycle(trajectory: Trajectory) -> set[str]:
 
 @_invariant("trainable-kind")
 def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
-    """A trainable call has a completion token at least, and raw or tempered log-probs; any other says why it is not."""
+    """A trainable call has a completion token at least, and raw or tempered log-probs; any other
+    says why it is not.
+    """
     for call in trajectory.calls:
         if call.untrainable is not None and not call.untrainable.strip():
             yield call.id, "untrainable without a reason"
@@ -333,10 +427,18 @@ def _constrained_context(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("policy-version")
 def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
-    """Versions count from 0; the policy's own calls have no earlier version than the run and than their parent."""
-    versions = {call.id: call.policy_version for call in trajectory.own_calls if call.model == trajectory.policy}
+    """Versions count from 0; the policy's own calls have no earlier version than the run and than
+    their parent.
+    """
+    versions = {
+        call.id: call.policy_version
+        for call in trajectory.own_calls
+        if call.model == trajectory.policy
+    }
     for call in trajectory.own_calls:
-        earliest = versions.get(call.parent or "", trajectory.policy_version) if call.id in versions else 0
+        earliest = (
+            versions.get(call.parent or "", trajectory.policy_version) if call.id in versions else 0
+        )
         if call.policy_version < earliest:
             yield call.id, f"policy version {call.policy_version} after {earliest}"
 
@@ -354,9 +456,14 @@ def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("tool-status-final")
 def _tool_status_final(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a run that ended by itself or at a limit every tool call has an outcome; a failure may have cut one short."""
+    """In a run that ended by itself or at a limit every tool call has an outcome; a failure may
+    have cut one short.
+    """
     for tool_call in trajectory.tool_calls:
-        if tool_call.status is None and trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED):
+        if tool_call.status is None and trajectory.status in (
+            RunStatus.COMPLETED,
+            RunStatus.TRUNCATED,
+        ):
             yield tool_call.id, f"no outcome, although the run is {trajectory.status.value}"
 
 
@@ -377,7 +484,9 @@ _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
     RunStatus.RUNNING: frozenset({None}),
     RunStatus.COMPLETED: frozenset({StopReason.ANSWER}),
     RunStatus.TRUNCATED: frozenset(reason for reason in StopReason if reason.truncates),
-    RunStatus.FAILED: frozenset({StopReason.ERROR, StopReason.UNUSABLE_ANSWER, StopReason.VERIFIER_ERROR}),
+    RunStatus.FAILED: frozenset(
+        {StopReason.ERROR, StopReason.UNUSABLE_ANSWER, StopReason.VERIFIER_ERROR}
+    ),
     RunStatus.ABORTED: frozenset({StopReason.ABORTED}),
 }
 
@@ -387,14 +496,19 @@ def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
     """Status and stop reason fit: `completed` goes with `answer`, `failed` with what failed."""
     status, reason = trajectory.status, trajectory.stop_reason
     if reason not in _ENDS[status]:
-        yield trajectory.id, f"{status.value} with the stop reason {reason.value if reason else None!r}"
+        yield (
+            trajectory.id,
+            f"{status.value} with the stop reason {reason.value if reason else None!r}",
+        )
     elif status is RunStatus.FAILED and not trajectory.error:
         yield trajectory.id, "failed, and does not say of what"
 
 
 @_invariant("times")
 def _times(trajectory: Trajectory) -> Iterator[Problem]:
-    """Nothing ends before it starts, waiting is part of a call's duration, and a run has an end exactly if it ended."""
+    """Nothing ends before it starts, waiting is part of a call's duration, and a run has an end
+    exactly if it ended.
+    """
     for call in trajectory.calls:
         if call.ended_at < call.started_at:
             yield call.id, f"ended {call.started_at - call.ended_at:.3f} s before it started"
@@ -407,5 +521,6 @@ def _times(trajectory: Trajectory) -> Iterator[Problem]:
 
 
 if __name__ == "__main__":
-    # Reading a store is above this package: the command `hrm-agent lint` takes over with the same arguments.
+    # Reading a store is above this package: the command `hrm-agent lint` takes over with the same
+    # arguments.
     runpy.run_module("hrm_agent.cli.records.lint", run_name="__main__")

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 __all__ = ["message_dump"]
 
 
-def message_dump(message: BaseMessage, fallback: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-    """The message as JSON values. Bytes, such as those of an image, are shown as base64 text (RFC 4648, section 4).
+def message_dump(
+    message: BaseMessage, fallback: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """The message as JSON values. Bytes, such as those of an image, are shown as base64 text (RFC
+    4648, section 4).
 
-    `fallback`: of an object that JSON has no form for, what to show; without it such a message raises ValueError.
+    `fallback`: of an object that JSON has no form for, what to show; without it such a message
+    raises ValueError.
     """
     fields: dict[str, Any] = {**vars(message), **(message.__pydantic_extra__ or {})}
     shown = {name: _without_bytes(value) for name, value in fields.items() if _holds_bytes(value)}

@@ -1,13 +1,14 @@
-"""The active recording: how a model call or a tool call finds its journal, and gets its recorded answer back.
+"""The active recording: how a model call or a tool call finds its journal, and gets its recorded
+answer back.
 
-`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context variable, through
-LangGraph's tasks and threads, so that a graph needs to know nothing of it. Outside a recording everything works too,
-with a bounded memory in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the
-process).
+`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context
+variable, through LangGraph's tasks and threads, so that a graph needs to know nothing of it.
+Outside a recording everything works too, with a bounded memory in place of the journal (a chat in a
+notebook keeps its token prefix, but nothing survives the process).
 
-Why `claim` compares requests and not only positions: two calls of one node may be made side by side, and start in
-another order when the node runs again after a crash. A recorded answer goes to the request that it answers, each one
-once.
+Why `claim` compares requests and not only positions: two calls of one node may be made side by
+side, and start in another order when the node runs again after a crash. A recorded answer goes to
+the request that it answers, each one once.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ __all__ = [
 
 R = TypeVar("R")
 _OPEN = 16
-"""Conversations of a run whose newest call is kept in memory: further ones are read back when they go on."""
+"""Conversations of a run whose newest call is kept in memory: further ones are read back when they
+go on.
+"""
 _REMEMBERED = 1024
-"""Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a recording no end."""
+"""Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a
+recording no end.
+"""
 
 
 @dataclass(slots=True)
 class _TaskSlot:
-    """What is known of one LangGraph task: the calls on record when it began, and the indices handed out since."""
+    """What is known of one LangGraph task: the calls on record when it began, and the indices
+    handed out since.
+    """
 
     recorded: list[Call]
     """Calls on record when the task began."""
@@ -76,22 +83,34 @@ class Recording:
     """One run's open record: hands out call indices, seeds and recorded answers."""
 
     replaying: bool = False
-    """True where nothing may be asked or run, not even what failed: `hrm_agent.runtime.replay.player`."""
+    """True where nothing may be asked or run, not even what failed:
+    `hrm_agent.runtime.replay.player`.
+    """
 
-    def __init__(self, journal: Journal, seed: int | None = None, inherited: Iterable[str] = ()) -> None:
+    def __init__(
+        self, journal: Journal, seed: int | None = None, inherited: Iterable[str] = ()
+    ) -> None:
         self.journal = journal
         self.seed = seed
         """Base of the seeds of all calls; None draws each from the system."""
         self.inherited = frozenset(inherited)
-        """Ids of the calls that a fork was begun with: other threads', and extended like its own."""
+        """Ids of the calls that a fork was begun with: other threads',
+        and extended like its own.
+        """
         self.run_id = ""
         """On whose behalf the run asks for shared things, an environment's slots for one."""
         self.thread_id = ""
-        """The thread that all calls go on record on; empty: the one that the graph around a call was given."""
+        """The thread that all calls go on record on; empty: the one that the graph around a call
+        was given.
+        """
         self.chance_anew = False
-        """True where a step is taken again to see what was chance in it: recorded draws from `random` do not count."""
+        """True where a step is taken again to see what was chance in it: recorded draws from
+        `random` do not count.
+        """
         self.broken: StoreError | None = None
-        """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
+        """Set when a call could not be written: from then on nothing may be asked, whatever the
+        graph swallows.
+        """
         self._closed = False
         self._lock = threading.Lock()
         self._tasks = BoundedMap[tuple[str, str], _TaskSlot](_REMEMBERED)
@@ -114,12 +133,13 @@ class Recording:
         *,
         former_hash: str = "",
     ) -> Call | int:
-        """The recorded answer to this request, or the index under which a new call is to be written.
+        """The recorded answer to this request, or the index under which a new call is to be
+        written.
 
-        An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
-        anew, and on resume gets each attempt's own answer. A call that failed is asked again. `messages` and `tools`
-        are the request itself, for a recording that has to say what it does not know. `former_hash`: what older records
-        have in its place.
+        An answer on record belongs to the attempt that it was given in: a node that a retry policy
+        runs again asks anew, and on resume gets each attempt's own answer. A call that failed is
+        asked again. `messages` and `tools` are the request itself, for a recording that has to say
+        what it does not know. `former_hash`: what older records have in its place.
         """
         with self._lock:
             if self.broken is not None:
@@ -133,14 +153,19 @@ class Recording:
             taken = task.claimed | {call.call_index for call in task.recorded}
             index = next(i for i in count() if i not in taken)
             task.claimed.add(index)
-            again = next((call for call in task.failed if _asks(call, identity, request_hash, former_hash)), None)
+            again = next(
+                (call for call in task.failed if _asks(call, identity, request_hash, former_hash)),
+                None,
+            )
             if again is not None:
                 task.failed.remove(again)
                 task.again[index] = again.id
             return index
 
     def asked_again(self, identity: GraphIdentity, index: int) -> str | None:
-        """Id of the failed call, of an earlier run of the task, that is asked again under a new call's index."""
+        """Id of the failed call, of an earlier run of the task, that is asked again under a new
+        call's index.
+        """
         with self._lock:
             return self._task(identity).again.pop(index, None)
 
@@ -156,11 +181,18 @@ class Recording:
         earlier = self.journal.find_tool_call(started.id, started.identity.thread_id)
         if earlier is None or earlier.status is None:
             return None
-        # Outside a graph nothing but the call's id tells calls apart, and some models number theirs from 0 each time.
-        return earlier if (earlier.name, earlier.arguments) == (started.name, started.arguments) else None
+        # Outside a graph nothing but the call's id tells calls apart, and some models number theirs
+        # from 0 each time.
+        return (
+            earlier
+            if (earlier.name, earlier.arguments) == (started.name, started.arguments)
+            else None
+        )
 
     def ordinal(self, identity: GraphIdentity, what: str) -> int:
-        """How often `what` was asked before in this attempt of a task: names calls that have no id of their own."""
+        """How often `what` was asked before in this attempt of a task: names calls that have no id
+        of their own.
+        """
         with self._lock:
             key = (identity.thread_id, identity.task_id, identity.attempt, what)
             self._asked[key] += 1
@@ -181,7 +213,8 @@ class Recording:
     def run_again(self, started: ToolCall, lost: str = "") -> None:
         """Report that a tool runs although its call is recorded as ended.
 
-        `lost`: the part that could not be stored, in words; empty if a person's answer to it differs now.
+        `lost`: the part that could not be stored, in words; empty if a person's answer to it
+        differs now.
         """
 
     def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
@@ -193,8 +226,8 @@ class Recording:
     def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
         """What a task draws, recorded values first.
 
-        `key`: thread, namespace and attempt of the task; `identity` says the rest, where it is asked for the first
-        time: it takes longer than all else here.
+        `key`: thread, namespace and attempt of the task; `identity` says the rest, where it is
+        asked for the first time: it takes longer than all else here.
         """
         found = self._draws.get(key)
         if found is None:
@@ -214,12 +247,20 @@ class Recording:
     def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
         thread = identity.thread_id
         if thread not in self._recorded_draws:
-            self._recorded_draws[thread] = {found.key: found for found in self.journal.draws_of_thread(thread)}
+            self._recorded_draws[thread] = {
+                found.key: found for found in self.journal.draws_of_thread(thread)
+            }
         found = self._recorded_draws[thread].get((identity.task_id, identity.attempt))
-        return found.model_copy(update={"seeds": ()}) if found is not None and self.chance_anew else found
+        return (
+            found.model_copy(update={"seeds": ()})
+            if found is not None and self.chance_anew
+            else found
+        )
 
     def thread_of_step(self, thread_id: str, step: int) -> str:
-        """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps before it, too."""
+        """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps
+        before it, too.
+        """
         return thread_id
 
     def hold_key(self, thread_id: str, key: str) -> bool:
@@ -234,7 +275,9 @@ class Recording:
             self._keys.discard((thread_id, key))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call; returns the one that is on record, which is another where two were first."""
+        """Write a finished call; returns the one that is on record, which is another where two were
+        first.
+        """
         self._refuse_late(call.identity.thread_id)
         with self._lock:
             self._with_calls.get(call.identity.thread_id, set()).add(call.identity.task_id)
@@ -245,11 +288,15 @@ class Recording:
             raise
 
     def lose(self, error: Exception) -> None:
-        """Report that a model's answer could not be recorded. The run ends, since its record has no holes."""
+        """Report that a model's answer could not be recorded. The run ends, since its record has no
+        holes.
+        """
         raise error
 
     def keep_open(self, call: Call, path: tuple[int, ...]) -> None:
-        """Remember a call that was just written, with the tokens from its root to its end: the next turn extends it."""
+        """Remember a call that was just written, with the tokens from its root to its end: the next
+        turn extends it.
+        """
         with self._lock:
             if call.parent is not None:
                 self._open.pop(call.parent, None)
@@ -260,8 +307,12 @@ class Recording:
         with self._lock:
             return self._open.get(call_id)
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
-        """Write a tool call that begins or has ended; returns the record that stands. Options: as the journal's."""
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
+        """Write a tool call that begins or has ended; returns the record that stands. Options: as
+        the journal's.
+        """
         self._refuse_late(tool_call.identity.thread_id)
         try:
             return self.journal.write_tool_call(tool_call, again=again, repeatable=repeatable)
@@ -270,30 +321,40 @@ class Recording:
             raise
 
     def close(self) -> None:
-        """Take nothing more. A thread cannot be cancelled: a tool in one may end when its run is another process's."""
+        """Take nothing more. A thread cannot be cancelled: a tool in one may end when its run is
+        another process's.
+        """
         self._closed = True
 
     def _refuse_late(self, thread_id: str) -> None:
         if self._closed:
-            raise StoreError(f"The run on thread {thread_id!r} has ended: what came later is not recorded.")
+            raise StoreError(
+                f"The run on thread {thread_id!r} has ended: what came later is not recorded."
+            )
 
     async def apart(self, write: Callable[..., R], *values: Any) -> R:
         """Do `write`, off the event loop where the journal has to wait for a disk or a server."""
-        return await asyncio.to_thread(write, *values) if self.journal.is_blocking else write(*values)
+        return (
+            await asyncio.to_thread(write, *values) if self.journal.is_blocking else write(*values)
+        )
 
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
-        """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.
+        """The seed of a new call: a function of the base seed, the call's place in its graph, and
+        its request.
 
-        A subgraph does not know its place in the graph around it, so calls of parallel subgraphs that ask the same
-        agree in both. They are numbered in the order in which they come: each gets a seed of its own, but two runs
-        with one base seed may deal these seeds out the other way round. The seeds on record count as taken: a step
-        that is taken again from an earlier checkpoint samples anew.
+        A subgraph does not know its place in the graph around it, so calls of parallel subgraphs
+        that ask the same agree in both. They are numbered in the order in which they come: each
+        gets a seed of its own, but two runs with one base seed may deal these seeds out the other
+        way round. The seeds on record count as taken: a step that is taken again from an earlier
+        checkpoint samples anew.
         """
         if self.seed is None:
             return secrets.randbits(63)
         with self._lock:
             taken = self._seeds_of(identity.thread_id)
-            seeds = (derive_seed(self.seed, identity.path, request_hash, number) for number in count())
+            seeds = (
+                derive_seed(self.seed, identity.path, request_hash, number) for number in count()
+            )
             seed = next(seed for seed in seeds if seed not in taken)
             taken.add(seed)
             return seed
@@ -308,7 +369,9 @@ class Recording:
             calls = self.journal.calls_of_task(*key) if known else ()
             again = {call.instead_of for call in calls}
             failed = [call for call in calls if call.error is not None and call.id not in again]
-            self._tasks[key] = _TaskSlot([call for call in calls if call.error is None], failed=failed)
+            self._tasks[key] = _TaskSlot(
+                [call for call in calls if call.error is None], failed=failed
+            )
         return self._tasks[key]
 
     def _seeds_of(self, thread_id: str) -> set[int]:

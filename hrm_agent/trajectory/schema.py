@@ -1,14 +1,15 @@
 """Schema version 2 of the record: what one graph run leaves behind.
 
-A `Trajectory` is a projection of the store, never a copy kept beside it. It holds raw facts only: what was
-asked, which tokens were added and which of them the policy sampled, what each tool call came to. Judgements
-made later (kept by the trainer or not, penalties, advantages) are an `Overlay`, keyed by the training run, so
-that a stored run can be judged again, by another algorithm, as often as one likes.
+A `Trajectory` is a projection of the store, never a copy kept beside it. It holds raw facts only:
+what was asked, which tokens were added and which of them the policy sampled, what each tool call
+came to. Judgements made later (kept by the trainer or not, penalties, advantages) are an `Overlay`,
+keyed by the training run, so that a stored run can be judged again, by another algorithm, as often
+as one likes.
 
-The calls of a trajectory form a *message forest*: each call stores only the tokens that it adds to its parent
-(`Call.token_ids`), and the concatenation along the path from the root is exactly what the model saw, followed
-by what it answered. Where a conversation could not be continued token by token, the call starts a new root and
-`branch_reason` says why.
+The calls of a trajectory form a *message forest*: each call stores only the tokens that it adds to
+its parent (`Call.token_ids`), and the concatenation along the path from the root is exactly what
+the model saw, followed by what it answered. Where a conversation could not be continued token by
+token, the call starts a new root and `branch_reason` says why.
 
 All records are frozen. Alignment, units and the meaning of `None` stand under each field.
 """
@@ -67,8 +68,9 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults. A record
-of version 2 that lacks a newer field reads with its default, too."""
+"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with
+their defaults. A record of version 2 that lacks a newer field reads with its default, too.
+"""
 
 
 def _is_none(value: object) -> bool:
@@ -83,7 +85,9 @@ class Call(Record):
     """One model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""
 
     id: str
-    """`hash(thread_id, task_id, call_index, sample_index)`: the same on every resume of the same task."""
+    """`hash(thread_id, task_id, call_index, sample_index)`: the same on every resume of the same
+    task.
+    """
     identity: GraphIdentity
     """Thread, checkpoint, task and node that the call was made from."""
     call_index: int
@@ -91,17 +95,25 @@ class Call(Record):
     sample_index: int = 0
     """Index among several answers to one request, from 0."""
     request_hash: str
-    """Hash of messages, tools and sampling; a resumed node gets this answer back only for the same request."""
+    """Hash of messages, tools and sampling; a resumed node gets this answer back only for the same
+    request.
+    """
     context_hash: str = ""
-    """Hash of the messages sent and the answer: a later call extends this one only if its conversation starts so."""
+    """Hash of the messages sent and the answer: a later call extends this one only if its
+    conversation starts so.
+    """
     tools_hash: str = ""
     """Hash of the tools offered."""
     model: str
     """The string that names the model that was asked."""
     answered_by: str | None = None
-    """The model that answered, by the provider's own word; None where it named none, and of an engine."""
+    """The model that answered, by the provider's own word; None where it named none, and of an
+    engine.
+    """
     policy_version: int = 0
-    """Number of optimiser steps behind the weights that sampled this call; 0 for a model that is not trained here."""
+    """Number of optimiser steps behind the weights that sampled this call; 0 for a model that is
+    not trained here.
+    """
     parent: str | None = None
     """Id of the call that this one extends token by token; None for a root."""
     branch_reason: BranchReason | None = None
@@ -111,40 +123,57 @@ class Call(Record):
     token_ids: tuple[int, ...] = ()
     """The tokens that this call adds to its parent: prompt tokens first, then completion tokens."""
     mask: tuple[bool, ...] = ()
-    """One entry per token: True for completion tokens, which the policy sampled; False for prompt tokens."""
+    """One entry per token: True for completion tokens, which the policy sampled; False for prompt
+    tokens.
+    """
     logprobs: tuple[float, ...] = ()
     """Natural log of each token's probability when it was sampled; 0.0 for prompt tokens."""
     logprob_kind: LogprobKind = LogprobKind.NONE
     """Of which distribution `logprobs` are."""
     sampling: Sampling | None = Sampling()
-    """Parameters that an engine sampled the call with, its seed included; None where another program's model answered.
-    Older records have those of the policy in force there."""
+    """Parameters that an engine sampled the call with, its seed included; None where another
+    program's model answered. Older records have those of the policy in force there.
+    """
     sampling_sent: SentSampling | None = None
-    """Parameters as the request to another program's model named them; None for a call of an engine."""
+    """Parameters as the request to another program's model named them; None for a call of an
+    engine.
+    """
     usage: CallUsage | None = None
-    """Tokens and cost as the provider reported them; None where it did not, and of an engine, whose tokens are here."""
+    """Tokens and cost as the provider reported them; None where it did not, and of an engine, whose
+    tokens are here.
+    """
     finish_reason: FinishReason = FinishReason.STOP
     """Why sampling stopped."""
     constrained: bool = False
-    """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that mask where the
-    engine is in this process, and under it where it is a server."""
+    """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that
+    mask where the engine is in this process, and under it where it is a server.
+    """
     untrainable: str | None = None
-    """Why a trainer cannot learn from this call (no token ids, temperature 0), as known when it was made; else None."""
+    """Why a trainer cannot learn from this call (no token ids, temperature 0), as known when it was
+    made; else None.
+    """
     request: tuple[dict[str, Any], ...] | None = None
-    """The messages sent, all of them. Bytes in them are shown as base64 text. None: not on record, as of the calls with
-    token ids in older records."""
+    """The messages sent, all of them. Bytes in them are shown as base64 text. None: not on record,
+    as of the calls with token ids in older records.
+    """
     tools: tuple[dict[str, Any], ...] | None = None
-    """The tools offered, whole, in the provider's form; empty if there were none. None: not on record."""
+    """The tools offered, whole, in the provider's form; empty if there were none. None: not on
+    record.
+    """
     response: dict[str, Any]
-    """The answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as base64 text. For a
-    failed call: the part streamed before, else empty."""
+    """The answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as
+    base64 text. For a failed call: the part streamed before, else empty.
+    """
     exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
-    """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples or objects in them.
-    None: `response` is complete."""
+    """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples
+    or objects in them. None: `response` is complete.
+    """
     lost: tuple[str, ...] | None = Field(default=None, exclude_if=_is_none)
     """Places and types of values in the answer that could not be stored."""
     error: RaisedError | None = Field(default=None, exclude_if=_is_none)
-    """Error that the call raised; None if it was answered. A failed call is in `Trajectory.failed_calls`."""
+    """Error that the call raised; None if it was answered. A failed call is in
+    `Trajectory.failed_calls`.
+    """
     instead_of: str | None = Field(default=None, exclude_if=_is_none)
     """Id of the failed call that this one asks again, when its node was run again by a resume."""
     started_at: float
@@ -160,12 +189,16 @@ class Call(Record):
 
     @property
     def why_untrainable(self) -> str | None:
-        """`untrainable`, or what the sampling parameters say: older records give no reason for those."""
+        """`untrainable`, or what the sampling parameters say: older records give no reason for
+        those.
+        """
         return self.untrainable or (self.sampling and self.sampling.why_untrainable)
 
     @property
     def sampled_with(self) -> Sampling:
-        """`sampling` of a call with token ids. Raises `ValueError` for one of another program's model."""
+        """`sampling` of a call with token ids. Raises `ValueError` for one of another program's
+        model.
+        """
         if self.sampling is None:
             raise ValueError(f"call {self.id} was not sampled by an engine")
         return self.sampling
@@ -177,7 +210,9 @@ class Call(Record):
 
     @property
     def used(self) -> CallUsage | None:
-        """Tokens and cost, whoever counted them: `usage`; else what the answer shows of them, and the tokens here."""
+        """Tokens and cost, whoever counted them: `usage`; else what the answer shows of them, and
+        the tokens here.
+        """
         reported = self.usage or reported_usage(self.response)
         if not self.token_ids:
             return reported
@@ -210,28 +245,41 @@ class ToolCall(Record):
     content: str = ""
     """What the model is shown."""
     stdout: str = ""
-    """What the code wrote to standard output, cut in the middle where it is long; empty for other tools."""
+    """What the code wrote to standard output, cut in the middle where it is long; empty for other
+    tools.
+    """
     stderr: str = ""
-    """What the code wrote to standard error, cut in the middle where it is long; of other tools, what went wrong."""
+    """What the code wrote to standard error, cut in the middle where it is long; of other tools,
+    what went wrong.
+    """
     value: str | None = None
     """repr of the last expression or of `RESULT`; None if there is none."""
     output: dict[str, Any] | None = None
-    """The whole answer of a tool that is not ours, so that it can be given back; None: `content` says it all."""
+    """The whole answer of a tool that is not ours, so that it can be given back; None: `content`
+    says it all.
+    """
     idempotency_key: str | None = None
-    """Names the effect of the call, where the tool declares one: a thread has it once, whichever task asks."""
+    """Names the effect of the call, where the tool declares one: a thread has it once, whichever
+    task asks.
+    """
     duration_seconds: float = 0.0
-    """Wall-clock time in seconds from the call's beginning to its end, without the time in the queue."""
+    """Wall-clock time in seconds from the call's beginning to its end, without the time in the
+    queue.
+    """
     started_at: float = 0.0
     """Start of the call: Unix time in seconds."""
     ended_at: float | None = None
     """End of the call: Unix time in seconds; None while it is under way, and in older records."""
     isolation: str = ""
-    """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in older records."""
+    """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in
+    older records.
+    """
     session: SessionState | None = None
     """What the call found of its session's earlier calls; None outside sessions."""
     changed_cells: tuple[int, ...] = ()
-    """Numbers, from 1, of the session's earlier calls that gave another result when they were run again for this
-    one; the first sixteen. Counted are those whose process lived on."""
+    """Numbers, from 1, of the session's earlier calls that gave another result when they were run
+    again for this one; the first sixteen. Counted are those whose process lived on.
+    """
     cpu_seconds: float | None = Field(default=None, ge=0)
     """CPU time of the whole tree of its processes; None where nobody measured it."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
@@ -241,11 +289,19 @@ class ToolCall(Record):
     attempt: int = Field(default=1, ge=1)
     """1; 2 where the infrastructure lost the first attempt."""
     refused: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """System call -> how often its code asked for it and was refused: what an attempt to get out leaves behind."""
+    """System call -> how often its code asked for it and was refused: what an attempt to get out
+    leaves behind.
+    """
     repeated_of: str | None = None
-    """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
-    graph_effects: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda effects: not effects)
-    """Effects on the graph around it, beside its result, in order (`hrm_agent.tools.graph_effects`)."""
+    """Id of an earlier call of this thread with the same name and arguments: marks a padded
+    transcript.
+    """
+    graph_effects: tuple[dict[str, Any], ...] = Field(
+        default=(), exclude_if=lambda effects: not effects
+    )
+    """Effects on the graph around it, beside its result, in order
+    (`hrm_agent.tools.graph_effects`).
+    """
 
 
 class TaskRef(Record):
@@ -254,7 +310,9 @@ class TaskRef(Record):
     id: str
     """Unique within its family."""
     family: str
-    """Family of tasks that it is from: `word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and so on."""
+    """Family of tasks that it is from: `word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and
+    so on.
+    """
     prompt: str
     """The task's text, as the graph was given it."""
     answer: str | None = None
@@ -301,7 +359,9 @@ class Turn(Record):
 
 
 class Trajectory(Record):
-    """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end of the newest."""
+    """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end
+    of the newest.
+    """
 
     schema_version: Literal[1, 2] = 2
     """Version of this format that the record was written in."""
@@ -328,14 +388,18 @@ class Trajectory(Record):
     stop_reason: StopReason | None = None
     """Why the run ended; None while it is under way."""
     error: str | None = None
-    """Error of a `failed` run; for one that the context window ended, by how much its prompt was too long."""
+    """Error of a `failed` run; for one that the context window ended, by how much its prompt was
+    too long.
+    """
     error_at: str | None = None
     """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
     """Text of the final message; None without one."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """Rewards by name, as the run that made this trajectory scored it: `correct`, from 0 to 1, is the outcome, and
-    `reward` the weighted sum where a rubric has several parts. Empty until scored. Later scores are a `Scoring`."""
+    """Rewards by name, as the run that made this trajectory scored it: `correct`, from 0 to 1, is
+    the outcome, and `reward` the weighted sum where a rubric has several parts. Empty until scored.
+    Later scores are a `Scoring`.
+    """
     turns: tuple[Turn, ...] = ()
     """Turns after the first one, whose prompt is the task's. Empty for a run of one turn."""
     forked_from: ForkRef | None = None
@@ -343,18 +407,25 @@ class Trajectory(Record):
     started_at: float
     """Start of the run: Unix time in seconds."""
     ended_at: float | None = None
-    """End of the run, of a conversation its newest turn's: Unix time in seconds; None while it is under way."""
+    """End of the run, of a conversation its newest turn's: Unix time in seconds; None while it is
+    under way.
+    """
     calls: tuple[Call, ...] = ()
-    """Model calls in the order in which they finished. A forked run begins with those of the lineage that it left."""
+    """Model calls in the order in which they finished. A forked run begins with those of the
+    lineage that it left.
+    """
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls in the order in which they were started, inherited ones first."""
     failed_calls: tuple[Call, ...] = Field(default=(), exclude_if=_is_empty)
-    """Model calls that raised, or whose stream the program left, inherited ones first. They are counted nowhere and
-    never trained on; a replay raises their errors again."""
+    """Model calls that raised, or whose stream the program left, inherited ones first. They are
+    counted nowhere and never trained on; a replay raises their errors again.
+    """
 
     @property
     def own_calls(self) -> tuple[Call, ...]:
-        """What is counted and trained: the calls of this run's thread. Those that a fork inherited are context here."""
+        """What is counted and trained: the calls of this run's thread. Those that a fork inherited
+        are context here.
+        """
         if self.forked_from is None:
             return self.calls
         return tuple(call for call in self.calls if call.identity.thread_id == self.thread_id)
@@ -369,7 +440,9 @@ class Trajectory(Record):
     @property
     def policy_calls(self) -> tuple[Call, ...]:
         """What a trainer learns from: this run's own trainable calls that its policy sampled."""
-        return tuple(call for call in self.own_calls if call.trainable and call.model == self.policy)
+        return tuple(
+            call for call in self.own_calls if call.trainable and call.model == self.policy
+        )
 
     @property
     def sampled_tokens(self) -> int:
@@ -397,7 +470,9 @@ class Trajectory(Record):
 
     @property
     def reward(self) -> float:
-        """What is maximised: a rubric's weighted sum, else the outcome; 0 for a run that was not scored."""
+        """What is maximised: a rubric's weighted sum, else the outcome; 0 for a run that was not
+        scored.
+        """
         return self.rewards.get("reward", self.outcome)
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,5 @@
-"""The record in words: what the command line and pages both say of a run, so that they say the same.
+"""The record in words: what the command line and pages both say of a run, so that they say the
+same.
 
 A trajectory as a notebook shows it: what it came to, and its steps in a table.
 
@@ -44,7 +45,9 @@ __all__ = [
 ]
 
 REASONING = "reasoning_content"
-"""Key of a message's `additional_kwargs` for thoughts, and the field of a chat row and of a server's message."""
+"""Key of a message's `additional_kwargs` for thoughts, and the field of a chat row and of a
+server's message.
+"""
 _FIELDS = (REASONING, "reasoning")
 _BLOCKS = ("thinking", "reasoning", REASONING)
 """Types of content blocks that hold thoughts."""
@@ -92,8 +95,8 @@ def code_of(arguments: dict[str, Any] | str) -> str:
 def thoughts_of(message: Mapping[str, Any]) -> str | None:
     """Thoughts that are kept apart from an answer's content (None: there are none).
 
-    `message`: the fields of a message, of which `additional_kwargs` and `content` are read. Providers keep thoughts in
-    a field, as a text or as a summary in parts, or in content blocks.
+    `message`: the fields of a message, of which `additional_kwargs` and `content` are read.
+    Providers keep thoughts in a field, as a text or as a summary in parts, or in content blocks.
     """
     extra = _table(message.get("additional_kwargs"))
     for field in _FIELDS:
@@ -110,7 +113,9 @@ def _thought(value: Any, levels: int = 4) -> str:
     if isinstance(value, str) or levels == 0:
         return value if isinstance(value, str) else ""
     if isinstance(value, list):
-        return "\n\n".join(filter(None, (_thought(part, levels - 1) for part in cast("list[Any]", value))))
+        return "\n\n".join(
+            filter(None, (_thought(part, levels - 1) for part in cast("list[Any]", value)))
+        )
     block = _table(value)
     return next((text for key in _TEXTS if (text := _thought(block.get(key), levels - 1))), "")
 
@@ -120,14 +125,25 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def answer_thoughts(trajectory: Trajectory) -> str | None:
-    """Thoughts of the model call that gave the run's answer (None: it has none, or no call gave it word for word)."""
+    """Thoughts of the model call that gave the run's answer (None: it has none, or no call gave it
+    word for word).
+    """
     said = (trajectory.answer or "").strip()
-    gave = next((call for call in reversed(trajectory.calls) if said and text_of(call.response).strip() == said), None)
+    gave = next(
+        (
+            call
+            for call in reversed(trajectory.calls)
+            if said and text_of(call.response).strip() == said
+        ),
+        None,
+    )
     return thoughts_of(gave.response) if gave is not None else None
 
 
 def parts_of(response: dict[str, Any]) -> SaidParts:
-    """Thoughts that are kept apart, or stand in `<think>` or `<reason>` at the text's beginning, and the rest."""
+    """Thoughts that are kept apart, or stand in `<think>` or `<reason>` at the text's beginning,
+    and the rest.
+    """
     text = text_of(response)
     apart = thoughts_of(response)
     if apart:
@@ -160,23 +176,39 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "graph", trajectory.graph
     asked = {call.model for call in trajectory.own_calls}
     if not asked or trajectory.policy in asked:
-        yield "policy", f"{trajectory.policy or 'no model has answered'}, version {trajectory.policy_version}"
+        yield (
+            "policy",
+            f"{trajectory.policy or 'no model has answered'}, version {trajectory.policy_version}",
+        )
     if asked - {trajectory.policy}:
         yield "answered by", models_of(trajectory)
     yield "status", trajectory.status.value + reason
     if trajectory.error:
-        yield "error", trajectory.error + (f" ({trajectory.error_at})" if trajectory.error_at else "")
+        yield (
+            "error",
+            trajectory.error + (f" ({trajectory.error_at})" if trajectory.error_at else ""),
+        )
     if NOT_RECORDED in trajectory.task.metadata:
         yield "not all recorded", trajectory.task.metadata[NOT_RECORDED]
     yield "answer", trajectory.answer
-    yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
+    yield (
+        "rewards",
+        ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items())
+        or "not verified",
+    )
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
     before = f", after {inherited} model of the run it was forked from" if inherited else ""
     failed = f", {len(trajectory.failed_calls)} model failed" if trajectory.failed_calls else ""
-    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{failed}{before}"
+    yield (
+        "calls",
+        f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{failed}{before}",
+    )
     yield "used", usage_text(trajectory.used)
     if trajectory.forked_from:
-        yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"
+        yield (
+            "forked from",
+            f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}",
+        )
 
 
 def models_of(trajectory: Trajectory) -> str:
@@ -185,7 +217,9 @@ def models_of(trajectory: Trajectory) -> str:
 
 
 def usage_text(used: CallUsage) -> str:
-    """Tokens and cost as far as they are known: `12 prompt tokens (4 cached), 3 completion tokens, cost 0.0021`."""
+    """Tokens and cost as far as they are known:
+    `12 prompt tokens (4 cached), 3 completion tokens, cost 0.0021`.
+    """
     cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
     facts = [f"{used.input_tokens} prompt tokens{cached}"] if used.input_tokens is not None else []
     facts += [_completion(used.output_tokens, used)] if used.output_tokens is not None else []
@@ -194,7 +228,11 @@ def usage_text(used: CallUsage) -> str:
 
 
 def _completion(tokens: int, used: CallUsage | None) -> str:
-    reasoning = f" ({used.reasoning_tokens} of reasoning)" if used is not None and used.reasoning_tokens else ""
+    reasoning = (
+        f" ({used.reasoning_tokens} of reasoning)"
+        if used is not None and used.reasoning_tokens
+        else ""
+    )
     return f"{tokens} completion tokens{reasoning}"
 
 
@@ -237,8 +275,13 @@ def _reported(call: Call) -> Iterator[str]:
 
 
 def _sent(sent: SentSampling) -> str:
-    values = {name: value for name, value in sent if name != "other" and value not in (None, ())} | sent.other
-    told = ", ".join(f"{name} {list(value) if isinstance(value, tuple) else value}" for name, value in values.items())
+    values = {
+        name: value for name, value in sent if name != "other" and value not in (None, ())
+    } | sent.other
+    told = ", ".join(
+        f"{name} {list(value) if isinstance(value, tuple) else value}"
+        for name, value in values.items()
+    )
     return told or "no sampling parameters sent"
 
 
@@ -247,7 +290,10 @@ def tool_call_facts(tool_call: ToolCall) -> str:
     status = tool_call.status.value if tool_call.status else "under way"
     repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
     refused = ", ".join(f"{name} x{count}" for name, count in tool_call.refused.items())
-    return f"{status}, {tool_call.duration_seconds:.3f} s{repeated}{refused and f', refused: {refused}'}"
+    return (
+        f"{status}, {tool_call.duration_seconds:.3f}"
+        f" s{repeated}{refused and f', refused: {refused}'}"
+    )
 
 
 def judged(overlay: Overlay) -> str:
@@ -263,13 +309,17 @@ def penalty_lines(overlay: Overlay) -> Iterator[str]:
 
 
 def _held_against(penalty: RolePenalty) -> str:
-    counted = f"{penalty.failed} of {penalty.failed + penalty.effective} tool calls that count failed"
+    counted = (
+        f"{penalty.failed} of {penalty.failed + penalty.effective} tool calls that count failed"
+    )
     error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
     return error + ("" if penalty.format is None else f", p_format {penalty.format:.3f}")
 
 
 def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, str]:
-    """By the id of a call, what it was credited with; empty where its run gave all calls the same."""
+    """By the id of a call, what it was credited with;
+    empty where its run gave all calls the same.
+    """
     return {
         call.id: f"credit {given[call.id]:+.3f}" if call.id in given else "no credit"
         for given in (overlay.credit for overlay in overlays)
@@ -280,7 +330,11 @@ def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, s
 
 def scoring_text(scoring: Scoring) -> str:
     """What a rubric gave as a whole."""
-    total = "no reward" if scoring.total is None or scoring.outcome is None else f"reward {scoring.total:g}"
+    total = (
+        "no reward"
+        if scoring.total is None or scoring.outcome is None
+        else f"reward {scoring.total:g}"
+    )
     return f"scored by {scoring.rubric}: {total}"
 
 
@@ -297,24 +351,39 @@ _STEPS_SHOWN = 100
 
 def trajectory_html(trajectory: Trajectory) -> str:
     """A fragment with styles of its own."""
-    steps = [(turn.started_at, ("person", "turn", element("pre", cut(turn.prompt)))) for turn in trajectory.turns]
+    steps = [
+        (turn.started_at, ("person", "turn", element("pre", cut(turn.prompt))))
+        for turn in trajectory.turns
+    ]
     steps += [
         (call.ended_at, (call.identity.role, ", ".join(call_facts(call)), _said(call)))
         for call in (*trajectory.calls, *trajectory.failed_calls)
     ]
     steps += [
-        (t.started_at, (t.name, tool_call_facts(t), element("pre", cut(t.content)))) for t in trajectory.tool_calls
+        (t.started_at, (t.name, tool_call_facts(t), element("pre", cut(t.content))))
+        for t in trajectory.tool_calls
     ]
     rows = [row for _, row in sorted(steps, key=lambda step: step[0])]
     more = f", the first {_STEPS_SHOWN}" if len(rows) > _STEPS_SHOWN else ""
     shown = table(("who", "what", "text"), rows[:_STEPS_SHOWN])
-    folded = element("details", element("summary", f"{len(rows)} steps{more}"), shown) if rows else None
-    return fragment(element("b", f"Trajectory {trajectory.id}"), pairs(header_facts(trajectory)), folded)
+    folded = (
+        element("details", element("summary", f"{len(rows)} steps{more}"), shown) if rows else None
+    )
+    return fragment(
+        element("b", f"Trajectory {trajectory.id}"), pairs(header_facts(trajectory)), folded
+    )
 
 
 def _said(call: Call) -> Html:
     text = text_of(call.response).strip()
     thoughts = (thoughts_of(call.response) or "").strip()
-    thought = element("details", element("summary", "Thoughts"), element("pre", cut(thoughts))) if thoughts else None
-    asked = [f"> {asked['name']}: {code_of(asked['args'])}" for asked in call.response.get("tool_calls", ())]
+    thought = (
+        element("details", element("summary", "Thoughts"), element("pre", cut(thoughts)))
+        if thoughts
+        else None
+    )
+    asked = [
+        f"> {asked['name']}: {code_of(asked['args'])}"
+        for asked in call.response.get("tool_calls", ())
+    ]
     return join(thought, *(element("pre", cut(part)) for part in (text, *asked) if part))

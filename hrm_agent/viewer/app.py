@@ -1,4 +1,5 @@
-"""The server of the page: files, projections as JSON, hints of changes, and forks where they are allowed.
+"""The server of the page: files, projections as JSON, hints of changes, and forks where they are
+allowed.
 
     GET  /, /core/..., /pages/...   the files of `web/`, and no others; without a token, since they hold nothing
     GET  /api/v1/about              what is looked at
@@ -7,7 +8,8 @@
     GET  /api/v1/jobs               forks and replays that were started
     POST /api/v1/fork/plan, fork, replay     only where the server was started for it, with a token of their own
 
-An answer is made in one of a few threads, of one moment of the store, and is bounded in bytes; so is how many may wait.
+An answer is made in one of a few threads, of one moment of the store, and is bounded in bytes; so
+is how many may wait.
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ from hrm_agent.viewer.projections.endpoint import PLACE, Endpoint
 try:
     from aiohttp import web
 
-    from hrm_agent.basics.http_server import BadRequestError, application, body_of, listening, one_token, serve_routes
+    from hrm_agent.basics.http_server import (
+        BadRequestError,
+        application,
+        body_of,
+        listening,
+        one_token,
+        serve_routes,
+    )
     from hrm_agent.viewer.answer_threads import AnswerThreads
     from hrm_agent.viewer.events import Events
     from hrm_agent.viewer.security import HEADERS, SiteGate, require_fork_token
 except ImportError as error:
-    raise ConfigError("The page is served with aiohttp.", f"Run `{to_install('viewer')}`.") from error
+    raise ConfigError(
+        "The page is served with aiohttp.", f"Run `{to_install('viewer')}`."
+    ) from error
 
 if TYPE_CHECKING:
     from hrm_agent.environment.remote.address import Address
@@ -48,13 +59,22 @@ WEB = Path(__file__).parent / "web"
 _PREFIX = "/api/v1/"
 _FILES = "file"
 _STANDS_FOR = {"": "index.html", "favicon.ico": "icon.svg"}
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _REQUEST_BYTES = 1 << 20
 _MOST_BYTES = 32 << 20
 """Of an answer."""
 _WORTH_PACKING = 1024
 _LOG = logging.getLogger(__name__)
-_STATUS: tuple[tuple[type[HrmError], int], ...] = ((NotThere, 404), (NoPlaceError, 404), (StoreError, 503))
+_STATUS: tuple[tuple[type[HrmError], int], ...] = (
+    (NotThere, 404),
+    (NoPlaceError, 404),
+    (StoreError, 503),
+)
 
 
 class EnvironmentServer(NamedTuple):
@@ -85,7 +105,12 @@ class Viewer:
         self.workers, self.events = AnswerThreads(), Events(places.changed)
         gate = SiteGate(host, port, "/")
         self.app = application(
-            one_token(token), (), _REQUEST_BYTES, _refusal, reject=gate.reject, without_token=(_FILES,)
+            one_token(token),
+            (),
+            _REQUEST_BYTES,
+            _refusal,
+            reject=gate.reject,
+            without_token=(_FILES,),
         )
         self.app.on_response_prepare.append(_add_headers)
         routes = [
@@ -104,7 +129,9 @@ class Viewer:
         file = self._files.get(_STANDS_FOR.get(path, path))
         if file is None:
             raise BadRequestError(404, "There is no such file.")
-        return web.Response(body=file.read_bytes(), content_type=_TYPES[file.suffix], charset="utf-8")
+        return web.Response(
+            body=file.read_bytes(), content_type=_TYPES[file.suffix], charset="utf-8"
+        )
 
     async def _about(self, request: web.Request) -> web.StreamResponse:
         _refuse_values(request)
@@ -135,7 +162,9 @@ class Viewer:
         if endpoint.everywhere:
             return endpoint.function(self._places.all(), **values)
         if not query.get(PLACE):
-            raise ConfigError(f"The query value {PLACE!r} is missing.", f"Add {PLACE}=ID; `about` lists them.")
+            raise ConfigError(
+                f"The query value {PLACE!r} is missing.", f"Add {PLACE}=ID; `about` lists them."
+            )
         place = self._places.get(query[PLACE])
         found = _of_one_moment(place, lambda: endpoint.function(place, **values))
         return found | self._live() if name == "environment" else found
@@ -148,7 +177,11 @@ class Viewer:
         from hrm_agent.viewer.projections.run.environment import live_figures
 
         try:
-            return {"live": live_figures(ask(self._environment.address, "/metrics", self._environment.token))}
+            return {
+                "live": live_figures(
+                    ask(self._environment.address, "/metrics", self._environment.token)
+                )
+            }
         except HrmError as error:
             return {"live": None, "live_problem": {"message": error.message, "hint": error.hint}}
 
@@ -160,7 +193,9 @@ class Viewer:
     async def _act(self, request: web.Request) -> web.StreamResponse:
         forks = self._forks
         if forks is None:
-            raise BadRequestError(403, "This server only shows.", "Start it with `hrm-agent view --allow-fork`.")
+            raise BadRequestError(
+                403, "This server only shows.", "Start it with `hrm-agent view --allow-fork`."
+            )
         require_fork_token(request, self._fork_token)
         _refuse_values(request)
         body = await body_of(request)
@@ -170,7 +205,9 @@ class Viewer:
         act = actions[request.match_info["action"]]
         return await self._answer(request, lambda: act(self._places.get(body[PLACE]), body))
 
-    async def _answer(self, request: web.Request, make: Callable[[], dict[str, Any]]) -> web.Response:
+    async def _answer(
+        self, request: web.Request, make: Callable[[], dict[str, Any]]
+    ) -> web.Response:
         packs = "gzip" in request.headers.get("Accept-Encoding", "").replace(",", " ").split()
 
         def made() -> web.Response:
@@ -212,7 +249,9 @@ def _refuse_values(request: web.Request) -> None:
 def _json_response(data: Any, status: int, *, packs: bool = False) -> web.Response:
     body = json_text(data).encode()
     if len(body) > _MOST_BYTES:
-        raise BadRequestError(500, f"The answer would have {len(body) >> 20} MiB.", "Ask for less of it: limit=N.")
+        raise BadRequestError(
+            500, f"The answer would have {len(body) >> 20} MiB.", "Ask for less of it: limit=N."
+        )
     headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
     if packs and len(body) > _WORTH_PACKING:
         body, headers["Content-Encoding"] = gzip.compress(body, 5, mtime=0), "gzip"
@@ -231,7 +270,11 @@ def _refusal(error: Exception, request: web.Request) -> web.StreamResponse:
             status, message, hint = error.status, error.reason, ""
         case _:
             _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
-            status, message, hint = 500, "The server failed.", "Its log says where: run it with --debug."
+            status, message, hint = (
+                500,
+                "The server failed.",
+                "Its log says where: run it with --debug.",
+            )
     answer = _json_response({"error": {"message": message, "hint": hint}}, status)
     if status == 503:
         answer.headers["Retry-After"] = "1"
@@ -244,7 +287,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _files() -> dict[str, Path]:
-    """Path -> file, of all that is served: an address that is not among these is no file, whatever it spells."""
+    """Path -> file, of all that is served: an address that is not among these is no file, whatever
+    it spells.
+    """
     found = (path for path in sorted(WEB.rglob("*")) if path.is_file() and not path.is_symlink())
     return {path.relative_to(WEB).as_posix(): path for path in found if path.suffix in _TYPES}
 

@@ -1,7 +1,8 @@
-"""Hints that something has changed: one thread looks at all places once a second, and every page that listens is told.
+"""Hints that something has changed: one thread looks at all places once a second, and every page
+that listens is told.
 
-A hint names places and nothing else; a page asks again for what it shows. So a hint that comes too late, or twice, does
-no harm, and of several that a page was too slow for one is enough.
+A hint names places and nothing else; a page asks again for what it shows. So a hint that comes too
+late, or twice, does no harm, and of several that a page was too slow for one is enough.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Events:
     """All pages that listen."""
 
     def __init__(self, changed: Callable[[], Sequence[str]]) -> None:
-        """`changed`: ids of the places that changed since it was last called; it is called in a thread."""
+        """`changed`: ids of the places that changed since it was last called; it is called in a
+        thread.
+        """
         self._changed = changed
         self._listeners = set[_Listener]()
         self._over = False
@@ -52,7 +55,9 @@ class Events:
         """Look inside the block."""
         loop = asyncio.get_running_loop()
         stopped = threading.Event()
-        threading.Thread(target=self._watch, args=(loop, stopped), name="view-watch", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(loop, stopped), name="view-watch", daemon=True
+        ).start()
         try:
             yield
         finally:
@@ -85,7 +90,9 @@ class Events:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """A stream of server-sent events, until the page goes."""
         if len(self._listeners) >= MAX_LISTENERS:
-            raise BadRequestError(503, f"{MAX_LISTENERS} pages listen already.", "Close some of them.")
+            raise BadRequestError(
+                503, f"{MAX_LISTENERS} pages listen already.", "Close some of them."
+            )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         listener = _Listener()
         self._listeners.add(listener)

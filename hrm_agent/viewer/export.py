@@ -1,8 +1,9 @@
 """A copy of the page that opens by double click: the same files, and its data as scripts.
 
-A page that was opened from a file may ask for nothing, so all answers that it needs stand in `data/*.js`, by the key
-under which the page looks for them. They are the answers of the same functions that the server calls. What a copy
-holds is bounded by its trajectories, those of the newest steps first, and it says what was left out.
+A page that was opened from a file may ask for nothing, so all answers that it needs stand in
+`data/*.js`, by the key under which the page looks for them. They are the answers of the same
+functions that the server calls. What a copy holds is bounded by its trajectories, those of the
+newest steps first, and it says what was left out.
 """
 
 from __future__ import annotations
@@ -67,15 +68,17 @@ def export(
 ) -> dict[str, Any]:
     """Write a copy of the page into a folder. Returns its `files`, `bytes` and what was `left_out`.
 
-    `runs`: only these; `limit`: at most so many trajectories in all. Raises `ConfigError` for a folder that holds
-    something else, and for a run that is not there.
+    `runs`: only these; `limit`: at most so many trajectories in all. Raises `ConfigError` for a
+    folder that holds something else, and for a run that is not there.
     """
     _make_room(folder)
     copy = _Copy(folder)
     copy.pages()
     found = list(_runs_of(places, copy, runs))
     if runs and (missing := set(runs) - {run["run"] for _, run in found}):
-        raise ConfigError(f"There is no run {min(missing)!r}.", "`hrm-agent view` lists the runs that there are.")
+        raise ConfigError(
+            f"There is no run {min(missing)!r}.", "`hrm-agent view` lists the runs that there are."
+        )
     left = TRAJECTORIES if limit is None else limit
     for number, (place, run) in enumerate(found):
         with place.moment():
@@ -84,7 +87,9 @@ def export(
     return copy.done()
 
 
-def _runs_of(places: Sequence[Place], copy: _Copy, wanted: Sequence[str]) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _runs_of(
+    places: Sequence[Place], copy: _Copy, wanted: Sequence[str]
+) -> Iterator[tuple[Place, dict[str, Any]]]:
     for place in places:
         try:
             with place.moment():
@@ -92,7 +97,9 @@ def _runs_of(places: Sequence[Place], copy: _Copy, wanted: Sequence[str]) -> Ite
                     if not wanted or run["run"] in wanted:
                         yield place, run
                 if not wanted:
-                    copy.leave_out("threads without a trajectory", count_bare_threads(place.store()))
+                    copy.leave_out(
+                        "threads without a trajectory", count_bare_threads(place.store())
+                    )
         except HrmError as error:
             copy.leave_out("places", 1)
             copy.problems.append({"place": place.id, "message": error.message, "hint": error.hint})
@@ -111,13 +118,21 @@ def _make_room(folder: Path) -> None:
     except (OSError, ValueError, RecursionError):
         kept = None
     if not isinstance(kept, dict) or cast("dict[str, Any]", kept).get("made_by") != _MADE_BY:
-        raise ConfigError(f"{folder} is not empty, and no copy that was exported.", "Name a new folder.")
+        raise ConfigError(
+            f"{folder} is not empty, and no copy that was exported.", "Name a new folder."
+        )
     if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
-        raise ConfigError(f"{link} is a link: what it leads to would be written over.", "Name a new folder.")
+        raise ConfigError(
+            f"{link} is a link: what it leads to would be written over.", "Name a new folder."
+        )
     names: Any = cast("dict[str, Any]", kept).get("files")
     for name in cast("list[Any]", names) if isinstance(names, list) else ():
         path = folder / str(name)
-        if ".." not in path.parts and path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+        if (
+            ".." not in path.parts
+            and path.is_file()
+            and path.resolve().is_relative_to(folder.resolve())
+        ):
             path.unlink()
     for path in (folder / "data").glob("*-*.js"):  # of one that was not finished
         path.unlink()
@@ -144,7 +159,12 @@ class _Copy:
 
     def _mark(self) -> None:
         """Also before the first file is there: a copy that was not finished can be made again."""
-        mark = {"made_by": _MADE_BY, "version": __version__, "files": [*self.files, _MARK], "left_out": self._left_out}
+        mark = {
+            "made_by": _MADE_BY,
+            "version": __version__,
+            "files": [*self.files, _MARK],
+            "left_out": self._left_out,
+        }
         (self.folder / _MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="utf-8")
 
     def leave_out(self, what: str, count: int) -> None:
@@ -160,7 +180,9 @@ class _Copy:
                 if name == "index.html":
                     text = path.read_text(encoding="utf-8")
                     script = '<script defer src="data/index.js"></script>'
-                    (self.folder / name).write_text(text.replace(_DATA_LINE, script), encoding="utf-8")
+                    (self.folder / name).write_text(
+                        text.replace(_DATA_LINE, script), encoding="utf-8"
+                    )
                 else:
                     shutil.copyfile(path, self.folder / name)
                 self.files.append(name)
@@ -180,19 +202,30 @@ class _Copy:
         }
         if not chosen.steps:
             grouped = groups(place, name, limit=_MOST_GROUPS)
-            kept = [group for group in grouped["groups"] if any(r["trajectory"] in shown for r in group["rollouts"])]
+            kept = [
+                group
+                for group in grouped["groups"]
+                if any(r["trajectory"] in shown for r in group["rollouts"])
+            ]
             answers[data_key("groups", here)] = grouped | {"groups": kept, "next": None}
         self._write(place, "run", answers)
         steps = {number: step(place, name, number) for number in chosen.steps}
         for number, answer in steps.items():
-            neighbours = {"previous": _within(answer["previous"], steps), "next": _within(answer["next"], steps)}
-            self._write(place, "step", {data_key("step", {**here, "step": number}): answer | neighbours})
+            neighbours = {
+                "previous": _within(answer["previous"], steps),
+                "next": _within(answer["next"], steps),
+            }
+            self._write(
+                place, "step", {data_key("step", {**here, "step": number}): answer | neighbours}
+            )
         for id_ in chosen.ids:
             try:
                 self._write(place, "trajectory", dict(self._of_trajectory(place, id_, name)))
             except HrmError as error:
                 self.leave_out("trajectories that cannot be read", 1)
-                self.problems.append({"place": place.id, "message": error.message, "hint": error.hint})
+                self.problems.append(
+                    {"place": place.id, "message": error.message, "hint": error.hint}
+                )
         return len(chosen.ids)
 
     def _of_trajectory(self, place: Place, id_: str, run: str) -> Iterator[tuple[str, Any]]:
@@ -201,7 +234,14 @@ class _Copy:
         read = items(place, id_, limit=_MOST_ITEMS)
         self.leave_out("items", read["total"] - len(read["items"]))
         yield data_key("trajectory", {**here, "id": id_}), whole
-        yield data_key("items", {**here, "id": id_}), read | {"next": None, "total": len(read["items"])}
+        yield (
+            data_key("items", {**here, "id": id_}),
+            read
+            | {
+                "next": None,
+                "total": len(read["items"]),
+            },
+        )
         yield from self._of_thread(place, thread)
         cited = citations(place, id_)
         yield data_key("citations", {**here, "id": id_}), cited
@@ -236,13 +276,18 @@ class _Copy:
                     moment(place, thread, each["checkpoint"]),
                 )
 
-    def _of_call(self, place: Place, call: str, runs: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
+    def _of_call(
+        self, place: Place, call: str, runs: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, Any]]:
         """`runs`: whose weights are shown -> under which names the page asks for them."""
         for run, names in runs.items():
             found = tokens(place, call, to=_MOST_TOKENS, run=run)
             self.leave_out("tokens", found["total"] - found["to"])
             for name in dict.fromkeys(names):
-                yield data_key("tokens", {"place": place.id, "call": call, "run": name}), found | {"total": found["to"]}
+                yield (
+                    data_key("tokens", {"place": place.id, "call": call, "run": name}),
+                    found | {"total": found["to"]},
+                )
 
     def _write(self, place: Place, kind: str, answers: Mapping[str, Any]) -> None:
         """A file of answers, with the whole of the texts that were cut in them."""
@@ -266,10 +311,20 @@ class _Copy:
 
     def everywhere(self, places: Sequence[Place], runs: Sequence[dict[str, Any]]) -> None:
         """What is asked for on every page: the list of runs, and what the copy is."""
-        ordered = sorted(runs, key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
+        ordered = sorted(
+            runs, key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True
+        )
         still = [{**run, "live": False} for run in ordered]
-        listed = [{"id": place.id, "where": place.where, "problem": place.problem} for place in places]
-        about = {"version": __version__, "fork": False, "static": True, "environment": False, "places": listed}
+        listed = [
+            {"id": place.id, "where": place.where, "problem": place.problem} for place in places
+        ]
+        about = {
+            "version": __version__,
+            "fork": False,
+            "static": True,
+            "environment": False,
+            "places": listed,
+        }
         self._in_index |= {
             data_key("runs", {}): {"runs": still, "bare_threads": [], "problems": self.problems},
             data_key("about", {}): {**about, "left_out": self._left_out},
@@ -277,15 +332,25 @@ class _Copy:
 
     def done(self) -> dict[str, Any]:
         index = f"hrm.storeFiles(JSON.parse({json.dumps(json_text(self.keys))}));\n"
-        self._file("data/index.js", index + "".join(_stored(key, value) for key, value in self._in_index.items()))
+        self._file(
+            "data/index.js",
+            index + "".join(_stored(key, value) for key, value in self._in_index.items()),
+        )
         self._mark()
         written = [*self.files, _MARK]
         size = sum((self.folder / name).stat().st_size for name in written)
-        return {"files": len(written), "bytes": size, "left_out": self._left_out, "folder": str(self.folder)}
+        return {
+            "files": len(written),
+            "bytes": size,
+            "left_out": self._left_out,
+            "folder": str(self.folder),
+        }
 
 
 def _stored(key: str, value: Any) -> str:
-    """A line of a data file. The answer is a text of JSON: in a literal of JavaScript some names mean more."""
+    """A line of a data file. The answer is a text of JSON: in a literal of JavaScript some names
+    mean more.
+    """
     return f"hrm.store({json.dumps(key)},JSON.parse({json.dumps(json_text(value))}));\n"
 
 

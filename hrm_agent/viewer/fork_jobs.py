@@ -1,8 +1,8 @@
 """Forks and replays that a page asked for: each is a command of its own, in a process of its own.
 
-So this process never writes to a store and never imports anybody's graph. Before a fork a plan tells what will run
-again; what is forked then is what was planned, by the plan's digest. An edit goes through the command's standard input:
-no shell reads it, and it may be as long as it likes.
+So this process never writes to a store and never imports anybody's graph. Before a fork a plan
+tells what will run again; what is forked then is what was planned, by the plan's digest. An edit
+goes through the command's standard input: no shell reads it, and it may be as long as it likes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class _Job:
                 if isinstance(found, dict):
                     told = cast("dict[str, Any]", found)
                     return {"message": str(told.get("error")), "hint": str(told.get("hint", ""))}
-        said = self.complaint.strip().splitlines()[-1:] or [f"It ended with exit code {self.process.returncode}."]
+        said = self.complaint.strip().splitlines()[-1:] or [
+            f"It ended with exit code {self.process.returncode}."
+        ]
         return {"message": said[0], "hint": ""}
 
 
@@ -105,23 +107,38 @@ class ForkJobs:
         self._lock = threading.Lock()
         self._closed = False
         self._held, self._watched = socket.socketpair()
-        """The commands watch the second: they end when the first is closed, also where this process is killed."""
+        """The commands watch the second: they end when the first is closed, also where this process
+        is killed.
+        """
 
     def plan(self, place: Place, request: Request) -> dict[str, Any]:
-        """What a fork would do. Raises `ConfigError` for what is no edit, `NotThere` for a checkpoint that is gone."""
+        """What a fork would do. Raises `ConfigError` for what is no edit, `NotThere` for a
+        checkpoint that is gone.
+        """
         return fork_plan(place, _only(request, "thread", "checkpoint", "edit"))
 
     def fork(self, place: Place, request: Request) -> dict[str, Any]:
         """Start a fork that was planned. Raises `RunError` where the digest is not the plan's."""
         given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
-        planned = fork_plan(place, {name: given[name] for name in given if name not in ("digest", "count")})
+        planned = fork_plan(
+            place, {name: given[name] for name in given if name not in ("digest", "count")}
+        )
         if _name(given.get("digest")) != planned["digest"]:
-            raise RunError("This is not what was planned.", "Look at the plan again; it may have changed.")
+            raise RunError(
+                "This is not what was planned.", "Look at the plan again; it may have changed."
+            )
         count = given.get("count", 1)
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
-            raise ConfigError(f"count={str(count)[:40]} is out of range.", f"From 1 to {_MOST_FORKS}.")
+            raise ConfigError(
+                f"count={str(count)[:40]} is out of range.", f"From 1 to {_MOST_FORKS}."
+            )
         edit = _edit_of(given)
-        words = [f"--at={given['checkpoint']}", "--run", f"--count={count}", *(["--edit=-"] if _changes(edit) else [])]
+        words = [
+            f"--at={given['checkpoint']}",
+            "--run",
+            f"--count={count}",
+            *(["--edit=-"] if _changes(edit) else []),
+        ]
         return self._start("fork", place, words, str(given["thread"]), json.dumps(edit))
 
     def replay(self, place: Place, request: Request) -> dict[str, Any]:
@@ -153,7 +170,9 @@ class ForkJobs:
         self._held.close()
         self._watched.close()
 
-    def _start(self, kind: str, place: Place, words: Sequence[str], name: str, text: str) -> dict[str, Any]:
+    def _start(
+        self, kind: str, place: Place, words: Sequence[str], name: str, text: str
+    ) -> dict[str, Any]:
         where, environment = _address(place)
         watched = self._watched.fileno()
         command = [sys.executable, "-m", "hrm_agent.viewer.job_process", str(watched), kind, *words]
@@ -175,11 +194,15 @@ class ForkJobs:
             self._jobs[job.id] = job
             for old in [id_ for id_, each in self._jobs.items() if each.ended is not None][:-_KEPT]:
                 del self._jobs[old]
-        threading.Thread(target=self._follow, args=(job, text.encode()), name=f"job-{job.id}", daemon=True).start()
+        threading.Thread(
+            target=self._follow, args=(job, text.encode()), name=f"job-{job.id}", daemon=True
+        ).start()
         return {"job": job.id}
 
     def _follow(self, job: _Job, text: bytes) -> None:
-        """Write the edit, and keep the end of what the command says. A job counts until it has ended."""
+        """Write the edit, and keep the end of what the command says. A job counts until it has
+        ended.
+        """
         told, complained = bytearray(), bytearray()
         try:
             with LoopGuard("view-jobs"):
@@ -190,7 +213,9 @@ class ForkJobs:
                 job.complaint = bytes(complained).decode("utf-8", "replace")
                 job.ended = time.monotonic()
 
-    def _hear(self, process: subprocess.Popen[bytes], text: bytes, told: bytearray, complained: bytearray) -> None:
+    def _hear(
+        self, process: subprocess.Popen[bytes], text: bytes, told: bytearray, complained: bytearray
+    ) -> None:
         streams = [(process.stdout, told), (process.stderr, complained)]
         readers = [threading.Thread(target=_read, args=stream, daemon=True) for stream in streams]
         for reader in readers:
@@ -224,7 +249,9 @@ def _threads(result: Mapping[str, Any] | None) -> list[str]:
 
 
 def _address(place: Place) -> tuple[str, dict[str, str]]:
-    """What the command takes as its store, and its environment: a password is not seen among the arguments."""
+    """What the command takes as its store, and its environment: a password is not seen among the
+    arguments.
+    """
     environment = dict(os.environ)
     if place.address == place.where:
         return place.where, environment
@@ -238,13 +265,17 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     """What runs again in a fork, and what else is asked for it."""
     thread, checkpoint = _name(request.get("thread")), _name(request.get("checkpoint"))
     if thread is None or checkpoint is None:
-        raise ConfigError("Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.')
+        raise ConfigError(
+            "Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.'
+        )
     edit, store, damaged = _edit_of(request), place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     at = next((number for number, link in enumerate(links) if link.id == checkpoint), None)
     if at is None:
-        raise NotThere(f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.", "It was deleted since.")
+        raise NotThere(
+            f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.", "It was deleted since."
+        )
     chosen = range(at, min(at + _MOST_MOMENTS, len(links)))
     here, *later = moments_at(store, thread_id, header, links, chosen, damaged) or [None]
     after = {checkpoint}
@@ -268,7 +299,11 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
 
 
 def _effects(plan: Mapping[str, Any]) -> str:
-    model = f"The model {plan['model']} is asked again" if plan["model"] else "The graph's models are asked again"
+    model = (
+        f"The model {plan['model']} is asked again"
+        if plan["model"]
+        else "The graph's models are asked again"
+    )
     tools = ", ".join(plan["tools"])
     ran = (
         f", and the tools that it calls run again ({tools} the last time)"
@@ -276,8 +311,8 @@ def _effects(plan: Mapping[str, Any]) -> str:
         else ", and any tools that it calls run"
     )
     return (
-        f"{model}{ran}, with all that they do outside: calls that cost money, files, messages. The nodes' own code "
-        "runs, too. The thread that is forked stays as it is."
+        f"{model}{ran}, with all that they do outside: calls that cost money, files, messages. The"
+        " nodes' own code runs, too. The thread that is forked stays as it is."
     )
 
 
@@ -291,18 +326,24 @@ def _command(place: Place, thread: str, checkpoint: str, edit: Mapping[str, Any]
     words += ["--as-node", edit["as_node"]] if edit["as_node"] else []
     if sum(map(len, words)) > _LONG or any("\n" in word or "\0" in word for word in words):
         words = ["--edit", "edit.json"]
-    return shlex.join(["hrm-agent", "fork", thread, "--at", checkpoint, "--run", "--store", place.where, *words])
+    return shlex.join(
+        ["hrm-agent", "fork", thread, "--at", checkpoint, "--run", "--store", place.where, *words]
+    )
 
 
 def _only(request: Request, *known: str) -> dict[str, Any]:
     for name in request:
         if name not in known and name != "place":
-            raise ConfigError(f"There is no value {name[:80]!r}.", f"Known: place, {', '.join(known)}.")
+            raise ConfigError(
+                f"There is no value {name[:80]!r}.", f"Known: place, {', '.join(known)}."
+            )
     return {name: value for name, value in request.items() if name in known}
 
 
 def _name(value: Any) -> str | None:
-    """A text that can be looked up in a store, and be a word of a command; None for anything else."""
+    """A text that can be looked up in a store, and be a word of a command;
+    None for anything else.
+    """
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or "\0" in value:
         return None
     return value if replace_surrogates(value) == value else None
@@ -315,12 +356,20 @@ def _edit_of(request: Request) -> dict[str, Any]:
         raise ConfigError("An edit is an object.", f"With {', '.join(sorted(_EDIT_KEYS))}.")
     table_of = cast("dict[str, Any]", given)
     if unknown := table_of.keys() - _EDIT_KEYS:
-        raise ConfigError(f"An edit has no {min(unknown)[:80]!r}.", f"Known: {', '.join(sorted(_EDIT_KEYS))}.")
-    edit: dict[str, Any] = {name: table_of.get(name) or {} for name in ("messages", "tools", "values")}
+        raise ConfigError(
+            f"An edit has no {min(unknown)[:80]!r}.", f"Known: {', '.join(sorted(_EDIT_KEYS))}."
+        )
+    edit: dict[str, Any] = {
+        name: table_of.get(name) or {} for name in ("messages", "tools", "values")
+    }
     for name, table in edit.items():
         items = list(cast("dict[str, Any]", table).values()) if isinstance(table, dict) else [None]
-        if not isinstance(table, dict) or (name != "values" and not all(isinstance(item, str) for item in items)):
-            raise ConfigError(f"{name} of an edit is no table of texts.", f'Send {{"{name}": {{"ID": "TEXT"}}}}.')
+        if not isinstance(table, dict) or (
+            name != "values" and not all(isinstance(item, str) for item in items)
+        ):
+            raise ConfigError(
+                f"{name} of an edit is no table of texts.", f'Send {{"{name}": {{"ID": "TEXT"}}}}.'
+            )
     as_node = table_of.get("as_node") or None
     if as_node is not None and not isinstance(as_node, str):
         raise ConfigError("as_node is no text.", "Name a node of the graph.")

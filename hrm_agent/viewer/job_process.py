@@ -1,8 +1,8 @@
 """The process of a fork or a replay: the command line, which ends with the viewer that started it.
 
-The viewer holds the other end of a socket and never writes to it. However the viewer ends, the kernel closes that end,
-and this process kills its group. PR_SET_PDEATHSIG would not do: it looks at the thread that started a process, and the
-viewer answers each request in a thread of its own.
+The viewer holds the other end of a socket and never writes to it. However the viewer ends, the
+kernel closes that end, and this process kills its group. PR_SET_PDEATHSIG would not do: it looks at
+the thread that started a process, and the viewer answers each request in a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """`python -m hrm_agent.viewer.job_process DESCRIPTOR WORD...`, as the leader of a process group."""
+    """`python -m hrm_agent.viewer.job_process DESCRIPTOR WORD...`, as the leader of a process
+    group.
+    """
     descriptor = int(sys.argv.pop(1))
     os.set_inheritable(descriptor, False)  # else what a graph starts would hold it
-    threading.Thread(target=_end_with_viewer, args=(descriptor,), name="viewer", daemon=True).start()
+    threading.Thread(
+        target=_end_with_viewer, args=(descriptor,), name="viewer", daemon=True
+    ).start()
     runpy.run_module("hrm_agent", run_name="__main__", alter_sys=True)
 
 

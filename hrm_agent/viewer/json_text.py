@@ -1,7 +1,7 @@
 """What a page is sent, as JSON that any parser reads: strict, in ASCII, with long texts cut.
 
-A store is foreign data. Its numbers may be no numbers, its integers longer than a browser counts, its values nested
-without end: each is turned here into something that is JSON and says what it was.
+A store is foreign data. Its numbers may be no numbers, its integers longer than a browser counts,
+its values nested without end: each is turned here into something that is JSON and says what it was.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from typing import Any, NamedTuple, cast
 
 from hrm_agent.errors import StoreError
 
-__all__ = ["PIECE", "SHOWN", "NotThere", "TextPlace", "cut_text", "foreign", "json_lines", "json_text", "short"]
+__all__ = [
+    "PIECE",
+    "SHOWN",
+    "NotThere",
+    "TextPlace",
+    "cut_text",
+    "foreign",
+    "json_lines",
+    "json_text",
+    "short",
+]
 
 SHOWN, PIECE = 4_000, 1 << 16
 """Characters of a text that are shown at once, and of a piece of the rest."""
@@ -52,7 +62,9 @@ def short(text: str) -> str:
 
 
 def json_text(data: Any) -> str:
-    """Strict JSON. What is no JSON after all is replaced, so that a page is shown whatever a store holds."""
+    """Strict JSON. What is no JSON after all is replaced, so that a page is shown whatever a store
+    holds.
+    """
     try:
         return json.dumps(data, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):

@@ -1,7 +1,8 @@
-"""What is looked at: the stores and run folders that were named, and those that turn up in a named folder.
+"""What is looked at: the stores and run folders that were named, and those that turn up in a named
+folder.
 
-Nothing of it is ours: a store is opened read-only, and one that cannot be opened stands in the list with what is wrong
-with it, until it can.
+Nothing of it is ours: a store is opened read-only, and one that cannot be opened stands in the list
+with what is wrong with it, until it can.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _NO_STORE = "train sft"
 _WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
 _SECONDS_BETWEEN_SCANS = 0.5
 _SECONDS_BETWEEN_TRIES = 2.0
-"""A place that could not be opened is tried again after so long, or as soon as its file is another."""
+"""A place that could not be opened is tried again after so long,
+or as soon as its file is another.
+"""
 
 
 class NoPlaceError(StoreError):
@@ -69,11 +72,14 @@ class Place:
             try:
                 self._store = self._opened()
             except HrmError as error:
-                now = time.monotonic()  # a server that does not answer is not waited for all the time
+                # a server that does not answer is not waited for all the time
+                now = time.monotonic()
                 self._failed = (now + max(_SECONDS_BETWEEN_TRIES, 3 * (now - began)), mark, error)
                 raise
             except (OSError, UnicodeError) as error:
-                raise StoreError(f"{self.where} cannot be read: {error}.", "Check who may read it.") from error
+                raise StoreError(
+                    f"{self.where} cannot be read: {error}.", "Check who may read it."
+                ) from error
             self._failed = None
             return self._store
 
@@ -104,7 +110,9 @@ class Place:
         return self._mark(store)  # a server may take its time to answer
 
     def _mark(self, store: RunStore | None) -> Hashable:
-        return self._store_mark(store), tuple(_stamp(self.folder / name) for name in _WATCHED) if self.folder else ()
+        return self._store_mark(store), (
+            tuple(_stamp(self.folder / name) for name in _WATCHED) if self.folder else ()
+        )
 
     def _store_mark(self, store: RunStore | None) -> Hashable:
         try:
@@ -123,9 +131,16 @@ class Place:
                 self._empty = None
 
     def _opened(self) -> RunStore:
-        """The store; an empty one in a temporary folder for a run that records nothing, as fine-tuning does."""
+        """The store; an empty one in a temporary folder for a run that records nothing, as
+        fine-tuning does.
+        """
         file = file_of(self.address)
-        if self.folder is None or file is None or file.exists() or config_of(self.folder).get("command") != _NO_STORE:
+        if (
+            self.folder is None
+            or file is None
+            or file.exists()
+            or config_of(self.folder).get("command") != _NO_STORE
+        ):
             return open_store(self.address, read_only=True)
         if self._empty is None:
             self._empty = TemporaryDirectory(prefix="hrm-agent-view-")
@@ -164,7 +179,9 @@ class Places:
         """Raises `NoPlaceError`."""
         places = {place.id: place for place in self.all()}
         if id_ not in places:
-            raise NoPlaceError(f"There is no place {id_[:200]!r} here (any more).", nearest(id_[:200], places))
+            raise NoPlaceError(
+                f"There is no place {id_[:200]!r} here (any more).", nearest(id_[:200], places)
+            )
         return places[id_]
 
     def changed(self) -> list[str]:
@@ -173,7 +190,11 @@ class Places:
         with self._lock:
             before, self._marks = self._marks, marks
         ids = marks.keys() | before.keys()
-        return sorted(id_ for id_ in ids if marks.get(id_) != before.get(id_) or (id_ in marks) != (id_ in before))
+        return sorted(
+            id_
+            for id_ in ids
+            if marks.get(id_) != before.get(id_) or (id_ in marks) != (id_ in before)
+        )
 
     def close(self) -> None:
         with self._lock:
@@ -184,7 +205,9 @@ class Places:
         found: dict[str, Place] = {}
         for name, address, folder in (each for named in self._named for each in _found_in(named)):
             if address not in found:
-                found[address] = self._known.get(address) or Place(self._id(address, name), address, folder)
+                found[address] = self._known.get(address) or Place(
+                    self._id(address, name), address, folder
+                )
         for address, place in self._known.items():
             if address not in found:
                 place.close()

@@ -1,7 +1,7 @@
 """What lies in a run's folder beside its store: configuration, metrics, results.
 
-Only files of known names are opened, and none that anything in them names. Metrics are read as they grow: of each row
-its numbers are kept, by column, and where it stands in the file.
+Only files of known names are opened, and none that anything in them names. Metrics are read as they
+grow: of each row its numbers are kept, by column, and where it stands in the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def own_run_id(folder: Path) -> str:
 
 
 def config_of(folder: Path | None) -> dict[str, Any]:
-    """`config.toml` with its keys in one level, `train.loss.objective`; empty where there is none."""
+    """`config.toml` with its keys in one level, `train.loss.objective`;
+    empty where there is none.
+    """
     if folder is None:
         return {}
     with suppress(OSError, ValueError, RecursionError):
@@ -86,7 +88,9 @@ def metrics_of(folder: Path | None) -> MetricsTail | None:
 
 
 class MetricsTail:
-    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run resumes."""
+    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run
+    resumes.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -105,12 +109,15 @@ class MetricsTail:
         self._starts = array("q")
 
     def refresh(self) -> MetricsTail:
-        """Read the rows that have come since. The result stays as it is, whoever else reads on. Thread-safe."""
+        """Read the rows that have come since. The result stays as it is, whoever else reads on.
+        Thread-safe.
+        """
         with self._lock:
             with suppress(OSError):
                 self._read_on()
             found = copy.copy(self)
-            found.steps, found.columns = self.steps[:], dict(self.columns)  # columns only grow, beyond these rows
+            # columns only grow, beyond these rows
+            found.steps, found.columns = self.steps[:], dict(self.columns)
             found.not_finite = {key: dict(words) for key, words in self.not_finite.items()}
             return found
 

@@ -1,14 +1,16 @@
 """Who may ask, and what a browser is told to refuse.
 
-The page shows what models, tools and web pages have written, on the machine of the person who looks. So:
+The page shows what models, tools and web pages have written, on the machine of the person who
+looks. So:
 
-* Another site's page cannot ask: a request names one of our own hosts exactly, port included (a name that was rebound
-  to this machine is another); an Origin is one of ours, and each POST has one; `Sec-Fetch-Site`, where a browser sends
-  it, says that the page is ours. Following a link to the first page is let through: it holds nothing.
-* Whoever asks for data shows the token, which stands in no cookie and no address that is sent. Forks and replays need
-  another token besides.
-* What was written by others is never run: no script, style or image but ours, no frame, no form, and no text that
-  becomes markup (`require-trusted-types-for`).
+* Another site's page cannot ask: a request names one of our own hosts exactly, port included (a
+  name that was rebound to this machine is another); an Origin is one of ours, and each POST has
+  one; `Sec-Fetch-Site`, where a browser sends it, says that the page is ours. Following a link to
+  the first page is let through: it holds nothing.
+* Whoever asks for data shows the token, which stands in no cookie and no address that is sent.
+  Forks and replays need another token besides.
+* What was written by others is never run: no script, style or image but ours, no frame, no form,
+  and no text that becomes markup (`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ __all__ = ["FORK_HEADER", "HEADERS", "SiteGate", "require_fork_token"]
 FORK_HEADER = "X-Fork-Token"
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
+        " 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -43,10 +46,14 @@ _OURS = ("same-origin", "none")
 
 
 class SiteGate:
-    """Raises `BadRequestError` for what our own page, or a program on the command line, would not send."""
+    """Raises `BadRequestError` for what our own page, or a program on the command line, would not
+    send.
+    """
 
     def __init__(self, host: str, port: int, page: str) -> None:
-        """`host`: that it listens on. `page`: path of the page to which a link of another site may lead."""
+        """`host`: that it listens on. `page`: path of the page to which a link of another site may
+        lead.
+        """
         self._port, self._page = port, page
         self._names = {*_LOOPBACK, host.lower()} - set(_ANYWHERE)
         self._any_address = host in _ANYWHERE
@@ -59,8 +66,8 @@ class SiteGate:
             raise BadRequestError(
                 403,
                 "The Host header names another server.",
-                "Open the address that `hrm-agent view` printed. Through a tunnel, forward the same port: "
-                f"ssh -L {self._port}:127.0.0.1:{self._port} HOST.",
+                "Open the address that `hrm-agent view` printed. Through a tunnel, forward the"
+                f" same port: ssh -L {self._port}:127.0.0.1:{self._port} HOST.",
             )
         origins = request.headers.getall("Origin", [])
         if request.method not in ("GET", "HEAD") and not origins:
@@ -106,5 +113,9 @@ def _is_address(name: str) -> bool:
 def require_fork_token(request: web.Request, token: str) -> None:
     """Raise for a request that does not show the second token once."""
     given: Sequence[str] = request.headers.getall(FORK_HEADER, [])
-    if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "surrogateescape"), token.encode()):
-        raise BadRequestError(403, "The token for forks is missing or wrong.", "Reload the page from its address.")
+    if len(given) != 1 or not hmac.compare_digest(
+        given[0].encode("utf-8", "surrogateescape"), token.encode()
+    ):
+        raise BadRequestError(
+            403, "The token for forks is missing or wrong.", "Reload the page from its address."
+        )

@@ -55,7 +55,10 @@ def test_what_is_run(text: str, expected: list[str]) -> None:
         ("````python\nx = 1\n```\n", "the block is not closed by a line ````"),
         ("```python\nx\n<answer>1</answer>", "the block is not closed by a line ```"),
         ("```python\n\n```", "the block is empty"),
-        ("```python\nf('<think>')\n```", "the block contains <think>: write it in two parts, '<' + 'think>'"),
+        (
+            "```python\nf('<think>')\n```",
+            "the block contains <think>: write it in two parts, '<' + 'think>'",
+        ),
         (
             "a\n```python\nx\n</think>\nb\n```python\ny\n```\n",
             "the block contains </think>: write it in two parts, '<' + '/think>'",

@@ -1,4 +1,6 @@
-"""Which part of an answer is its program. Whole answers in many forms: `tests/rewards/test_code_tests.py`."""
+"""Which part of an answer is its program. Whole answers in many forms:
+`tests/rewards/test_code_tests.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 from hrm_agent.answers.program_text import code_in
 
 DOCUMENTED = [
-    f'def f():\n    """\n{fences}```\n    f()\n{fences}```\n    """\n    return 1' for fences in ("    ", "  ", "")
+    f'def f():\n    """\n{fences}```\n    f()\n{fences}```\n    """\n    return 1'
+    for fences in ("    ", "  ", "")
 ]
 
 

@@ -1,4 +1,6 @@
-"""Coroutines for synchronous callers: inside and outside an event loop, with their context, to their end."""
+"""Coroutines for synchronous callers: inside and outside an event loop, with their context, to
+their end.
+"""
 
 from __future__ import annotations
 

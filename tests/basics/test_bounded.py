@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hrm_agent.basics.bounded import BoundedMap
 
 MOST, WEIGHT = 3, 10
-steps = st.lists(st.tuples(st.sampled_from(["put", "pop"]), st.integers(0, 4), st.integers(0, 12)), max_size=30)
+steps = st.lists(
+    st.tuples(st.sampled_from(["put", "pop"]), st.integers(0, 4), st.integers(0, 12)), max_size=30
+)
 
 
 @given(steps)
@@ -23,7 +25,9 @@ def test_the_oldest_entries_go_first(steps: list[tuple[str, int, int]]) -> None:
         while len(kept) > MOST or sum(kept.values()) > WEIGHT:
             gone.append(kept.pop(next(iter(kept))))
         assert bounded.put(key, value) == gone
-        assert list(bounded.items()) == list(kept.items()) and list(bounded.values()) == list(kept.values())
+        assert list(bounded.items()) == list(kept.items()) and list(bounded.values()) == list(
+            kept.values()
+        )
 
 
 def test_an_entry_is_as_old_as_its_key() -> None:

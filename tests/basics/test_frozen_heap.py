@@ -69,5 +69,7 @@ from hrm_agent.basics.frozen_heap import begin_program
 begin_program()
 print(gc.get_threshold()[0] > 10_000)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "True\nTrue\n"

@@ -1,4 +1,6 @@
-"""Loops that serve many callers go on after a surprise, which is one caller's: the next one is answered."""
+"""Loops that serve many callers go on after a surprise, which is one caller's: the next one is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def raises(error: BaseException) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), RecursionError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), RecursionError()]
+)
 def test_a_turn_that_raises_is_counted_and_logged(
     error: BaseException, loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +81,9 @@ def test_a_turn_that_raises_is_counted_and_logged(
     loop.do(raises(error))
     block_until(lambda: surprises().get("test", 0) == before + 1)
     assert loop.guard.responds(MINUTE)
-    assert [record.levelname for record in caplog.records if "The loop test" in record.getMessage()] == ["ERROR"]
+    assert [
+        record.levelname for record in caplog.records if "The loop test" in record.getMessage()
+    ] == ["ERROR"]
 
 
 def test_a_loop_says_itself_whether_it_turns(loop: Loop) -> None:

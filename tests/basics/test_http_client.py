@@ -33,7 +33,9 @@ def test_retry_after(value: str | None, seconds: float | None) -> None:
 
 
 def test_retry_after_a_date() -> None:
-    seconds = retry_after(format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 7200.0)
+    seconds = retry_after(
+        format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 7200.0
+    )
     assert seconds is not None and 1800 < seconds <= 3600
 
 

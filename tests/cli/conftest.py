@@ -38,7 +38,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 SCRIPT = (
-    '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
+    (
+        '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 *'
+        ' 7"}}</tool_call>'
+    ),
     r"<reason>done</reason><answer>\boxed{42}</answer>",
 )
 

@@ -12,9 +12,20 @@ import pytest
 from tests.cli.conftest import Command
 
 PROJECT = Path(__file__).parents[2]
-HEAVY = {"torch", "transformers", "numpy", "langgraph", "langchain_core", "langchain", "langsmith", "httpx"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "langgraph",
+    "langchain_core",
+    "langchain",
+    "langsmith",
+    "httpx",
+}
 FEW, SOME = 150, 480
-"""Most modules of a command that reads no store, and of one that does. Python itself starts with some ninety."""
+"""Most modules of a command that reads no store, and of one that does. Python itself starts with
+some ninety.
+"""
 THREAD = "runs/collect/0/0"
 
 
@@ -59,9 +70,19 @@ def test_the_package_itself_imports_next_to_nothing(words: list[str]) -> None:
         lambda run: ["show", THREAD, "--sources", "--store", run],
         lambda run: ["lint", run],
     ],
-    ids=["history", "history of a thread", "history --flat", "show", "show --json", "show --sources", "lint"],
+    ids=[
+        "history",
+        "history of a thread",
+        "history --flat",
+        "show",
+        "show --json",
+        "show --sources",
+        "lint",
+    ],
 )
-def test_who_looks_at_a_store_waits_for_no_framework(words: Callable[[str], list[str]], run: Path) -> None:
+def test_who_looks_at_a_store_waits_for_no_framework(
+    words: Callable[[str], list[str]], run: Path
+) -> None:
     found = imported("-m", "hrm_agent", *words(str(run)))
     assert found & HEAVY == set()
     assert len(found) < SOME

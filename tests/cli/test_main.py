@@ -38,11 +38,15 @@ def test_help_needs_neither_torch_nor_langgraph_nor_pydantic() -> None:
         "import sys; from hrm_agent.cli.main import main; main(['--help']);"
         "print(sorted({'torch', 'langgraph', 'pydantic', 'rich', 'numpy'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "train"), "train rl", "train sft"])
+@pytest.mark.parametrize(
+    "command", [*(c for c in COMMANDS if c != "train"), "train rl", "train sft"]
+)
 def test_every_command_has_a_help_page(command: str, hrm: Command) -> None:
     with pytest.raises(SystemExit) as ended:
         hrm(*command.split(), "--help")
@@ -54,9 +58,15 @@ WITH_ACTIONS = {name: getattr(import_module(module_of(name)), "ACTIONS", {}) for
 
 @pytest.mark.parametrize(
     "words",
-    ["", *COMMANDS, *(f"{name} {action}" for name, actions in WITH_ACTIONS.items() for action in actions)],
+    [
+        "",
+        *COMMANDS,
+        *(f"{name} {action}" for name, actions in WITH_ACTIONS.items() for action in actions),
+    ],
 )
-def test_help_fits_a_terminal_of_80_columns(words: str, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_a_terminal_of_80_columns(
+    words: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No line goes beyond it, where the terminal would break it anywhere; and no word is broken."""
 
     def shown(columns: int) -> list[str]:
@@ -67,18 +77,27 @@ def test_help_fits_a_terminal_of_80_columns(words: str, hrm: Command, monkeypatc
 
     narrow = shown(80)
     assert [line for line in narrow if len(line) > 80] == []
-    # Choices that go on below the first ones begin anew after a bar; a wide terminal has them in one word.
-    assert set(re.split(r"[\s|]+", " ".join(narrow))) == set(re.split(r"[\s|]+", " ".join(shown(1000))))
+    # Choices that go on below the first ones begin anew after a bar; a wide terminal has them in
+    # one word.
+    assert set(re.split(r"[\s|]+", " ".join(narrow))) == set(
+        re.split(r"[\s|]+", " ".join(shown(1000)))
+    )
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])
 def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
     program = (
-        f"import sys; sys.modules['accelerate'] = None; from hrm_agent.cli.main import main; sys.exit(main({words}))"
+        "import sys; sys.modules['accelerate'] = None; from hrm_agent.cli.main import main;"
+        f" sys.exit(main({words}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
-    assert f"This needs accelerate, which is not installed. Run `{to_install('train')}`." in done.stderr
+    assert (
+        f"This needs accelerate, which is not installed. Run `{to_install('train')}`."
+        in done.stderr
+    )
 
 
 def test_version(hrm: Command) -> None:
@@ -107,7 +126,10 @@ def test_version(hrm: Command) -> None:
         (["eval", "model"], "`hrm-agent eval --policy model` asks it."),
         (["replay", "--check", "agent.py"], "Name a store or a run folder."),
         (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`"),
-        (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
+        (
+            ["history", "mine.db"],
+            "mine.db is a store, and no thread. `hrm-agent history --store mine.db`",
+        ),
         (["show", "folder"], "folder is a store, and no thread."),
         (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
         (["view", "agent.py"], "agent.py is no store."),
@@ -116,11 +138,19 @@ def test_version(hrm: Command) -> None:
         (["eval", "--rewards", "./agnt.py:rubric"], "Did you mean 'agent.py'?"),
         (["eval", "--tasks", "./agnt.py:tasks"], "Did you mean 'agent.py'?"),
         (["run", "x", "--policy", "openai:"], "'openai:' names no model."),
-        (["train", "rl", "--policy", "vllm:http://h:1/v1"], "--engine vllm --servers 'vllm:http://h:1/v1'"),
-        (["export", "mine.db", "--out", "agent.py/x.jsonl"], "agent.py cannot be used: File exists."),
+        (
+            ["train", "rl", "--policy", "vllm:http://h:1/v1"],
+            "--engine vllm --servers 'vllm:http://h:1/v1'",
+        ),
+        (
+            ["export", "mine.db", "--out", "agent.py/x.jsonl"],
+            "agent.py cannot be used: File exists.",
+        ),
     ],
 )
-def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
+def test_a_mistake_is_one_paragraph_and_exit_code_2(
+    words: list[str], said: str, hrm: Command
+) -> None:
     Path("agent.py").write_text("")
     for name in ("folder", "model"):
         Path(name).mkdir()
@@ -130,8 +160,16 @@ def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str,
     done = hrm(*words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
-    assert done.err.startswith(("hrm-agent: ", "hrm-agent ")) and "hrm-agent: hrm-agent" not in done.err
-    assert done.err.replace("hrm-agent: loading torch; the first time this takes up to a minute\n", "").count("\n") == 1
+    assert (
+        done.err.startswith(("hrm-agent: ", "hrm-agent "))
+        and "hrm-agent: hrm-agent" not in done.err
+    )
+    assert (
+        done.err.replace(
+            "hrm-agent: loading torch; the first time this takes up to a minute\n", ""
+        ).count("\n")
+        == 1
+    )
 
 
 def test_errors_as_json(hrm: Command) -> None:
@@ -152,11 +190,19 @@ def test_debug_lets_the_error_through(hrm: Command) -> None:
         (OSError(errno.ENOSPC, "No space left on device"), 2, "The disk is full"),
         (sqlite3.OperationalError("database or disk is full"), 2, "What was committed is intact"),
         (BrokenPipeError(), 0, ""),
-        (ZeroDivisionError("division by zero"), 1, "Unexpected ZeroDivisionError: division by zero"),
+        (
+            ZeroDivisionError("division by zero"),
+            1,
+            "Unexpected ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_what_becomes_of_other_errors(
-    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def failing(words: list[str]) -> int:
         raise error
@@ -172,7 +218,12 @@ def test_what_failed_side_by_side_is_told_as_if_alone() -> None:
     full = StoreFullError("The disk is full.", "Free some space.")
     group = ExceptionGroup("", [ExceptionGroup("", [ValueError("odd"), full])])
     assert _explain(group) == ("The disk is full.", "Free some space.", 2)
-    group = ExceptionGroup("", [ExceptionGroup("", [ValueError("odd")]), ExceptionGroup("", [KeyError("even"), full])])
+    group = ExceptionGroup(
+        "", [ExceptionGroup("", [ValueError("odd")]), ExceptionGroup("", [KeyError("even"), full])]
+    )
     assert _explain(group)[0] == "The disk is full."
-    assert "disk is full" in _explain(ExceptionGroup("", [ValueError("odd"), OSError(errno.ENOSPC, "no space")]))[0]
+    assert (
+        "disk is full"
+        in _explain(ExceptionGroup("", [ValueError("odd"), OSError(errno.ENOSPC, "no space")]))[0]
+    )
     assert _explain(ExceptionGroup("", [ValueError("odd")]))[0] == "Unexpected ValueError: odd"

@@ -27,22 +27,41 @@ def test_a_majority(says: str, hrm: Command) -> None:
     assert done.code == 0 and [event["event"] for event in candidates] == ["candidate"] * 3
     assert end["event"] == "end" and end["candidates"] == ["task/0", "task/1", "task/2"]
     (chosen,) = (event for event in candidates if event["thread_id"] == end["chosen"])
-    assert end["reason"] == "2 of 3 gave this answer" and chosen["answer"] == end["answer"] and "42" in end["answer"]
+    assert (
+        end["reason"] == "2 of 3 gave this answer"
+        and chosen["answer"] == end["answer"]
+        and "42" in end["answer"]
+    )
     assert "3 runs, chosen: task/" in hrm("resume", "task").out
     assert hrm("lint", "runs").code == hrm("replay", "task").code == 0
     kept = hrm("show", end["chosen"], "--json").json["overlays"]
-    assert [(o["verdict"], o["reason"]) for o in kept] == [("kept", "chosen: 2 of 3 gave this answer")]
+    assert [(o["verdict"], o["reason"]) for o in kept] == [
+        ("kept", "chosen: 2 of 3 gave this answer")
+    ]
 
 
 def test_a_run_that_waits_is_resumed_by_its_thread(says: str, hrm: Command) -> None:
     done = hrm(
-        "run", "Which?", "--policy", says, *MAJORITY, "--graph", "tests.runtime.selection.test_strategies:asking"
+        "run",
+        "Which?",
+        "--policy",
+        says,
+        *MAJORITY,
+        "--graph",
+        "tests.runtime.selection.test_strategies:asking",
     )
     assert done.code == 0 and "3 runs, none is chosen" in done.out
-    assert "hrm-agent resume task/1 --answer VALUE" in done.out and "hrm-agent resume task --store" in done.out
+    assert (
+        "hrm-agent resume task/1 --answer VALUE" in done.out
+        and "hrm-agent resume task --store" in done.out
+    )
     assert "Answer: this one" in hrm("resume", "task/1", "--answer", "this one").out
     end = hrm("resume", "task", "--json").lines[-1]
-    assert (end["chosen"], end["answer"], end["status"]) == ("task/1", "Answer: this one", "completed")
+    assert (end["chosen"], end["answer"], end["status"]) == (
+        "task/1",
+        "Answer: this one",
+        "completed",
+    )
 
 
 def test_what_a_choice_is_no_place_for(says: str, hrm: Command) -> None:
@@ -55,7 +74,11 @@ def test_what_a_choice_is_no_place_for(says: str, hrm: Command) -> None:
 
 def test_a_search_of_a_graph_without_a_verdict(says: str, hrm: Command) -> None:
     done = hrm("run", "6 * 7?", "--policy", says, "--mode", "search")
-    assert done.code == 2 and "needs the verdict of a critic" in done.err and "Traceback" not in done.err
+    assert (
+        done.code == 2
+        and "needs the verdict of a critic" in done.err
+        and "Traceback" not in done.err
+    )
 
 
 def test_rollouts_by_a_mode(says: str, hrm: Command, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Slots and fork servers are killed while calls run: every call ends, none wrongly, none is lost, none is run twice for
-one id, and they begin in the order in which they came.
+"""Slots and fork servers are killed while calls run: every call ends, none wrongly, none is lost,
+none is run twice for one id, and they begin in the order in which they came.
 
-What runs in a sandbox has no effect outside, so that a second run is seen by its answer: each call draws a random
-number, and all who submit it under its id have to be told the same.
+What runs in a sandbox has no effect outside, so that a second run is seen by its answer: each call
+draws a random number, and all who submit it under its id have to be told the same.
 
-By default the kills come at chosen points, of which it is known what they hit (`killing`); in the slow set at moments
-that nobody chose, among thousands of calls.
+By default the kills come at chosen points, of which it is known what they hit (`killing`); in the
+slow set at moments that nobody chose, among thousands of calls.
 """
 
 from __future__ import annotations
@@ -83,11 +83,17 @@ def call(number: int, name: str = "") -> Submission:
 
 def is_right(number: int, result: ExecutionResult) -> bool:
     shown = result.value or ""
-    return result.status is ToolStatus.OK and result.stdout == f"{number}\n" and shown.startswith(f"[{number * 7}, ")
+    return (
+        result.status is ToolStatus.OK
+        and result.stdout == f"{number}\n"
+        and shown.startswith(f"[{number * 7}, ")
+    )
 
 
 def check(results: list[ExecutionResult], killer: Killer) -> None:
-    """Right, or lost by the infrastructure and said so; the latter rarely, since what is lost is run once more."""
+    """Right, or lost by the infrastructure and said so; the latter rarely, since what is lost is
+    run once more.
+    """
     assert killer.killed["slot"] > 0
     lost = [result for result in results if result.status is ToolStatus.INFRASTRUCTURE]
     wrong = [
@@ -176,12 +182,16 @@ async def test_calls_begin_in_the_order_in_which_they_came() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_thousands_submitted_at_once_are_all_answered_in_order_while_slots_are_killed() -> None:
+async def test_thousands_submitted_at_once_are_all_answered_in_order_while_slots_are_killed() -> (
+    None
+):
     await flood(2_500, seconds=0.3)
 
 
 async def episode(environment: Environment, name: str, cells: int) -> int:
-    """A session's total is right, or the outcome says that the cell was lost: never a wrong number. Counts the lost."""
+    """A session's total is right, or the outcome says that the cell was lost: never a wrong number.
+    Counts the lost.
+    """
     known, lost = 0, 0
     for number in range(1, cells + 1):
         code = f"total = {number}\ntotal" if known == 0 else f"total += {number}\ntotal"
@@ -214,7 +224,10 @@ async def test_sessions_never_go_on_from_a_wrong_state() -> None:
         for number in range(round_ * cells, round_ * cells + cells):
             code = f"total = {number}\ntotal" if number == 0 else f"total += {number}\ntotal"
             result = await environment.execute(code, session=name, limits=LONG)
-            assert (result.status, result.value) == (ToolStatus.OK, str(number * (number + 1) // 2)), result
+            assert (result.status, result.value) == (
+                ToolStatus.OK,
+                str(number * (number + 1) // 2),
+            ), result
 
     for round_ in range(ROUNDS):
         together = asyncio.gather(*(go_on(f"episode {number}", round_) for number in range(6)))
@@ -268,8 +281,12 @@ async def served_storm(folder: Path, calls: int, sessions: int, cells: int, seco
     await environment.close()
     server.kill()
     assert sorted(results) == list(range(len(results)))
-    lost = [number for number, result in results.items() if result.status is ToolStatus.INFRASTRUCTURE]
-    assert [number for number in results if number not in lost and not is_right(number, results[number])] == []
+    lost = [
+        number for number, result in results.items() if result.status is ToolStatus.INFRASTRUCTURE
+    ]
+    assert [
+        number for number in results if number not in lost and not is_right(number, results[number])
+    ] == []
     assert len(lost) <= 2 + len(results) // 100
     await none_left(before)
 
@@ -282,7 +299,9 @@ async def none_left(before: set[int]) -> None:
 
 
 async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:
-    """Twice: when so many calls were answered, and others are under way, of which one does not end by itself."""
+    """Twice: when so many calls were answered, and others are under way, of which one does not end
+    by itself.
+    """
     before, server = orphans(), ServerProcess(tmp_path)
     server.start()
     environment = RemoteEnvironment(server.url, token=TOKEN, patience_seconds=120)
@@ -297,7 +316,9 @@ async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:
 
     held = asyncio.create_task(environment.execute(f"{HOLD}'held'", limits=LONG))
     clients = [asyncio.create_task(client(range(each * 25, each * 25 + 25))) for each in range(4)]
-    sessions = [asyncio.create_task(episode(environment, f"episode {each}", 12)) for each in range(2)]
+    sessions = [
+        asyncio.create_task(episode(environment, f"episode {each}", 12)) for each in range(2)
+    ]
     for _ in range(2):
         await until_held(below=server.pid)
         for _ in range(30):

@@ -1,7 +1,8 @@
-"""The contract, held by each body that needs nothing but this machine; Ray's is in on_ray/test_environment.
+"""The contract, held by each body that needs nothing but this machine; Ray's is in
+on_ray/test_environment.
 
-A server at a socket file is one at a port but for the first line of its client; remote/test_server has it killed and
-cut off.
+A server at a socket file is one at a port but for the first line of its client; remote/test_server
+has it killed and cut off.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ def opened(body: str, folder: Path, stack: ExitStack) -> Environment:
     if body == "local":
         return local
     listener = listen_tcp("127.0.0.1", 0) if body == "tcp" else listen_unix(str(folder / "socket"))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}" if body == "tcp" else f"unix:{folder / 'socket'}"
+    url = (
+        f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if body == "tcp"
+        else f"unix:{folder / 'socket'}"
+    )
     stack.enter_context(served(local, listener))
     return RemoteEnvironment(url, token=TOKEN)
 
 
 @pytest.fixture(scope="module", params=BODIES)
-def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def environment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
     with ExitStack() as stack:
         yield opened(request.param, tmp_path_factory.mktemp("served"), stack)
 

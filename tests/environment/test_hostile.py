@@ -1,4 +1,6 @@
-"""Hostile results by a seed: each call has a typed outcome of its own, and the next client's call is answered."""
+"""Hostile results by a seed: each call has a typed outcome of its own, and the next client's call
+is answered.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ import pytest
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import gauge
-from tests.support.environment.hostile import PIECES, Figures, attack, hostile_calls, read_hostile_files
+from tests.support.environment.hostile import (
+    PIECES,
+    Figures,
+    attack,
+    hostile_calls,
+    read_hostile_files,
+)
 
 
 async def attacked(seed: int, count: int, parts: tuple[str, ...] = tuple(PIECES)) -> Figures:

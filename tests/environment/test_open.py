@@ -1,4 +1,6 @@
-"""An environment by one word: here, on a server, on Ray; and never one that isolates less than is accepted."""
+"""An environment by one word: here, on a server, on Ray; and never one that isolates less than is
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def test_a_server(server: tuple[str, str], capsys: pytest.CaptureFixture[s
         assert isinstance(environment, RemoteEnvironment)
         assert (await environment.execute("6 * 7")).value == "42"
     said = capsys.readouterr().err
-    assert said == "" if level == "L2" else f"runs on {url} under isolation L1, less than L2" in said
+    assert (
+        said == "" if level == "L2" else f"runs on {url} under isolation L1, less than L2" in said
+    )
 
 
 async def test_a_wrong_token(server: tuple[str, str]) -> None:
@@ -67,7 +71,8 @@ async def test_a_wrong_token(server: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "address"), [("ray", None), ("ray:auto", "auto"), ("ray:10.0.0.1:6379", "10.0.0.1:6379")]
+    ("where", "address"),
+    [("ray", None), ("ray:auto", "auto"), ("ray:10.0.0.1:6379", "10.0.0.1:6379")],
 )
 def test_ray(where: str, address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Cluster:
@@ -85,7 +90,9 @@ def test_ray(where: str, address: str | None, monkeypatch: pytest.MonkeyPatch) -
         open_environment(where)
 
 
-@pytest.mark.parametrize("where", ["", "here", "http://", "https://", "unix:", "ray:", "rays", "ftp://host", "host:80"])
+@pytest.mark.parametrize(
+    "where", ["", "here", "http://", "https://", "unix:", "ray:", "rays", "ftp://host", "host:80"]
+)
 def test_what_is_no_place(where: str) -> None:
     with pytest.raises(ConfigError, match="is not an environment") as raised:
         open_environment(where)

@@ -32,7 +32,11 @@ Runs = Callable[..., Trajectory]
 def commands(name: str) -> list[list[str]]:
     """The words of each command in the docstring of an example."""
     said = (importlib.import_module(f"examples.{name}").__doc__ or "").replace("\\\n", " ")
-    return [shlex.split(line) for line in said.splitlines() if line.startswith(("    hrm-agent ", "    python "))]
+    return [
+        shlex.split(line)
+        for line in said.splitlines()
+        if line.startswith(("    hrm-agent ", "    python "))
+    ]
 
 
 @pytest.fixture
@@ -84,19 +88,29 @@ def test_the_grid_puzzle(run: Runs, folder: Path, capsys: pytest.CaptureFixture[
     one, scored = commands("arc_toy")
     trajectory = run(one)
     assert trajectory.answer == "Answer: [[1, 1], [1, 0]]"
-    (folder / "again.jsonl").write_text((EXAMPLES / "arc_toy.jsonl").read_text())  # a script that is read out stays so
+    # a script that is read out stays so
+    (folder / "again.jsonl").write_text((EXAMPLES / "arc_toy.jsonl").read_text())
     words = [word.replace("examples/arc_toy.jsonl", "again.jsonl") for word in scored[1:]]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["pass_at_1"] == 1.0
-    assert [call.content for call in trajectory.tool_calls[:2]] == ["['invert']", "[[1, 1], [1, 0]]"]
+    assert [call.content for call in trajectory.tool_calls[:2]] == [
+        "['invert']",
+        "[[1, 1], [1, 0]]",
+    ]
     assert "assert len(grid)" in str(trajectory.tool_calls[2].arguments), "the critic's check"
-    assert len({call.identity.checkpoint_ns.split(":")[0] for call in trajectory.calls}) == 1, "all inside one node"
+    assert len({call.identity.checkpoint_ns.split(":")[0] for call in trajectory.calls}) == 1, (
+        "all inside one node"
+    )
 
 
 def test_a_grid_that_is_none_is_not_the_solution() -> None:
     from examples.arc_toy import correct
 
-    for said, solved in (("Answer: [[1,1], [1, 0]]", True), ("Answer: [[1,,1]]", False), ("[[1, 1], [1, 0]]", False)):
+    for said, solved in (
+        ("Answer: [[1,1], [1, 0]]", True),
+        ("Answer: [[1,,1]]", False),
+        ("[[1, 1], [1, 0]]", False),
+    ):
         assert correct(said, "[[1, 1], [1, 0]]") == solved
 
 
@@ -116,7 +130,9 @@ def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         word_maths(["--policy", "nothing-here"])
     with open_store(STORE, create=False) as store:
         for trajectory, line in zip(store.journal.trajectories(), said, strict=True):
-            assert ("(right)" in line) == (trajectory.rewards == {"correct": 1.0}) and lint(trajectory) == []
+            assert ("(right)" in line) == (trajectory.rewards == {"correct": 1.0}) and lint(
+                trajectory
+            ) == []
 
 
 def test_a_role_of_ones_own_sends_the_answer_back(run: Runs) -> None:
@@ -128,7 +144,9 @@ def test_a_role_of_ones_own_sends_the_answer_back(run: Runs) -> None:
     ]
 
 
-def test_nothing_runs_before_a_person_has_agreed(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_runs_before_a_person_has_agreed(
+    run: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     ask, resume = commands("human_approval")
     waiting = run(ask)
     assert (waiting.status, waiting.stop_reason) == (RunStatus.TRUNCATED, StopReason.INTERRUPT)
@@ -151,10 +169,18 @@ def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFix
         said.append(capsys.readouterr().out)
     _, replayed, sources = said
     assert "It is almost 30 metres long [1]." in talked and "They come up to feed [1]." in talked
-    assert "@4   gather -> write" in travelled and "Played again, 28 checkpoints, 24 tasks: equal." in travelled
+    assert (
+        "@4   gather -> write" in travelled
+        and "Played again, 28 checkpoints, 24 tasks: equal." in travelled
+    )
     assert "It is about 98 feet long [1]." in travelled
-    assert re.search(r"This needs the wiki: infrastructure: http://127\.0\.0\.1.* cannot be reached", travelled)
-    assert "The sources do not answer this." in travelled and "The model was asked 7 times." in travelled
+    assert re.search(
+        r"This needs the wiki: infrastructure: http://127\.0\.0\.1.* cannot be reached", travelled
+    )
+    assert (
+        "The sources do not answer this." in travelled
+        and "The model was asked 7 times." in travelled
+    )
     assert "equal, byte for byte" in replayed and "They feed near the surface at night" in sources
     with open_store("runs/research_time_travel.db", create=False) as store:
         assert [lint(trajectory) for trajectory in store.journal.trajectories()] == [[], [], []]
@@ -164,7 +190,9 @@ def test_what_a_person_refuses_is_not_run(run: Runs, folder: Path) -> None:
     policy = scripted(folder, "refused.jsonl", CALL, r"<answer>\boxed{forty-two}</answer>")
     run(commands("human_approval")[0], "--policy", policy)
     trajectory = run(["hrm-agent", "resume", "farm", "--answer", "by heart, please"])
-    assert trajectory.tool_calls == () and trajectory.answer == r"<answer>\boxed{forty-two}</answer>"
+    assert (
+        trajectory.tool_calls == () and trajectory.answer == r"<answer>\boxed{forty-two}</answer>"
+    )
     assert trajectory.calls[1].parent == trajectory.calls[0].id
 
 

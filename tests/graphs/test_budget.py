@@ -42,15 +42,26 @@ def test_only_work_counts_and_side_by_side_once() -> None:
         at(AIMessage, 90, 91),
     ]
     assert seconds_worked(messages) == 2 + 4 + 1
-    assert seconds_worked([at(AIMessage, 0, 50, "another"), *messages]) == 7, "a run that was left by a fork"
+    assert seconds_worked([at(AIMessage, 0, 50, "another"), *messages]) == 7, (
+        "a run that was left by a fork"
+    )
     assert seconds_worked([HumanMessage("go"), AIMessage("from a record without times")]) == 0
 
 
 def test_usage_of_an_earlier_version_goes_on() -> None:
     """It kept the first and the last moment, and no thread."""
-    earlier: Any = {"calls": 2, "tokens": 5, "cost": 0.0, "began": 100.0, "ended": 130.0, "seconds": 4.0}
+    earlier: Any = {
+        "calls": 2,
+        "tokens": 5,
+        "cost": 0.0,
+        "began": 100.0,
+        "ended": 130.0,
+        "seconds": 4.0,
+    }
     assert seconds_of(earlier) == 34
-    usage = merge_usage(merge_usage(earlier, Usage(calls=1)), spent_on([at(AIMessage, 200, 201)], {}))
+    usage = merge_usage(
+        merge_usage(earlier, Usage(calls=1)), spent_on([at(AIMessage, 200, 201)], {})
+    )
     assert (usage.get("calls"), seconds_of(usage)) == (4, 35)
 
 
@@ -101,10 +112,14 @@ class Slow:
 
 
 def of_turns(count: int) -> Any:
-    return lambda messages: boxed(1) if sum(m.type == "ai" for m in messages) == count - 1 else call("1")
+    return lambda messages: (
+        boxed(1) if sum(m.type == "ai" for m in messages) == count - 1 else call("1")
+    )
 
 
-async def run(store: RunStore, environment: LocalEnvironment, script: Any, episode: Episode) -> Trajectory:
+async def run(
+    store: RunStore, environment: LocalEnvironment, script: Any, episode: Episode
+) -> Trajectory:
     with ScriptedEngine(script) as engine:
         return await EpisodeRunner(store, engine, "scripted", environment).run(episode)
 
@@ -125,30 +140,48 @@ async def test_a_pause_between_a_failure_and_the_resume(
     assert (await replay_async(store, "t")).equal
     clock.now += MONTH
     late = await run(store, environment, Slow(clock, of_turns(5)), episode("late", 100))
-    assert (late.stop_reason, len(late.calls)) == (StopReason.MAX_SECONDS, 4), "work itself still counts"
+    assert (late.stop_reason, len(late.calls)) == (
+        StopReason.MAX_SECONDS,
+        4,
+    ), "work itself still counts"
 
 
 @pytest.mark.parametrize("name", ["tool_loop", "reasoning"])
 async def test_a_fork_of_an_old_run_has_the_whole_budget(
     name: str, clock: Clock, store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """Roles take nine answers, four of them before the last solver; a budget for six would not do for all."""
+    """Roles take nine answers, four of them before the last solver; a budget for six would not do
+    for all.
+    """
     answers = of_turns(5) if name == "tool_loop" else Roles()
     first = await run(store, environment, Slow(clock, answers), episode("t", 1000, name))
     assert first.stop_reason is StopReason.ANSWER
     clock.now += MONTH
     moment = "before:reason#4" if name == "tool_loop" else "before:schedule#2"
     seconds = 80 if name == "tool_loop" else 190
-    (again,) = fork(store, "t", moment, name="fork", context=episode("", seconds, name).context, seed=2)
+    (again,) = fork(
+        store, "t", moment, name="fork", context=episode("", seconds, name).context, seed=2
+    )
     done = await run(store, environment, Slow(clock, answers), again)
     assert done.stop_reason is StopReason.ANSWER, (done.stop_reason, len(done.own_calls))
     inherited = len(done.calls) - len(done.own_calls)
-    assert 30 * inherited > 0 and 30 * len(done.calls) > seconds, "with the time before it there had been too little"
+    assert 30 * inherited > 0 and 30 * len(done.calls) > seconds, (
+        "with the time before it there had been too little"
+    )
     assert (await replay_async(store, "fork")).equal
 
 
-async def test_a_graph_on_no_thread_has_its_budget_too(clock: Clock, environment: LocalEnvironment) -> None:
-    with ScriptedEngine(Slow(clock, of_turns(9))) as engine, using_policy(engine), using_environment(environment):
+async def test_a_graph_on_no_thread_has_its_budget_too(
+    clock: Clock, environment: LocalEnvironment
+) -> None:
+    with (
+        ScriptedEngine(Slow(clock, of_turns(9))) as engine,
+        using_policy(engine),
+        using_environment(environment),
+    ):
         given: Any = {"messages": [HumanMessage("go")]}
         end = await graph.ainvoke(given, context=Budget(max_turns=20, max_seconds=80))
-    assert end["stop_reason"] == StopReason.MAX_SECONDS and sum(m.type == "ai" for m in end["messages"]) == 3
+    assert (
+        end["stop_reason"] == StopReason.MAX_SECONDS
+        and sum(m.type == "ai" for m in end["messages"]) == 3
+    )

@@ -1,4 +1,6 @@
-"""The tool loop and the solvers with a model that cannot call tools: its fenced blocks are its calls."""
+"""The tool loop and the solvers with a model that cannot call tools: its fenced blocks are its
+calls.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,22 @@ async def watched() -> Any:
 
 
 async def run(
-    script: Any, store: RunStore, environment: LocalEnvironment, graph: str = "tool_loop", **context: Any
+    script: Any,
+    store: RunStore,
+    environment: LocalEnvironment,
+    graph: str = "tool_loop",
+    **context: Any,
 ) -> Trajectory:
     with ScriptedEngine(script) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        return await runner.run(Episode(TASK, "thread", graph=graph, context=FENCED | context, seed=1))
+        return await runner.run(
+            Episode(TASK, "thread", graph=graph, context=FENCED | context, seed=1)
+        )
 
 
-async def test_a_block_is_run_and_its_result_comes_next(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_block_is_run_and_its_result_comes_next(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     seen: list[Sequence[BaseMessage]] = []
 
     def script(messages: Sequence[BaseMessage]) -> str:
@@ -81,7 +91,9 @@ async def test_a_block_is_run_and_its_result_comes_next(store: RunStore, environ
     assert lint(trajectory) == []
 
 
-async def test_its_tokens_are_one_conversation(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_its_tokens_are_one_conversation(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     """Each call extends the one before token by token: nothing is rendered again."""
     with ScriptedEngine([block("6 * 7"), boxed(42)]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -90,9 +102,18 @@ async def test_its_tokens_are_one_conversation(store: RunStore, environment: Loc
         assert (second.parent, second.branch_reason) == (first.id, None)
         (path,) = paths(trajectory.calls)
         sent = engine.requests[1]
-        assert path_tokens(path)[: len(sent.prompt_ids)] == sent.prompt_ids == tuple(engine.codec.encode(sent.messages))
-        asked, inserted = first.token_ids, [t for t, own in zip(second.token_ids, second.mask, strict=True) if not own]
-        assert engine.codec.decode([t for t, own in zip(asked, first.mask, strict=True) if own]) == block("6 * 7")
+        assert (
+            path_tokens(path)[: len(sent.prompt_ids)]
+            == sent.prompt_ids
+            == tuple(engine.codec.encode(sent.messages))
+        )
+        asked, inserted = (
+            first.token_ids,
+            [t for t, own in zip(second.token_ids, second.mask, strict=True) if not own],
+        )
+        assert engine.codec.decode(
+            [t for t, own in zip(asked, first.mask, strict=True) if own]
+        ) == block("6 * 7")
         assert "Result 1 (ok):" in engine.codec.decode(inserted)
 
 
@@ -113,7 +134,9 @@ async def test_what_fails_is_told(
     assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
 
 
-async def test_a_block_beside_the_final_answer_is_not_run(store: RunStore, watched: Watched) -> None:
+async def test_a_block_beside_the_final_answer_is_not_run(
+    store: RunStore, watched: Watched
+) -> None:
     trajectory = await run([f"{block('6 * 7')}\n<answer>\\boxed{{41}}</answer>"], store, watched)
     assert (trajectory.stop_reason, watched.asked) == (StopReason.ANSWER, [])
 
@@ -123,7 +146,9 @@ async def test_natively_a_block_is_text(store: RunStore, watched: Watched) -> No
     assert (trajectory.stop_reason, watched.asked) == (StopReason.ANSWER, [])
 
 
-async def test_a_run_that_stopped_goes_on_without_running_a_block_again(store: RunStore, watched: Watched) -> None:
+async def test_a_run_that_stopped_goes_on_without_running_a_block_again(
+    store: RunStore, watched: Watched
+) -> None:
     def gone(messages: Sequence[BaseMessage]) -> str:
         if len(messages) == 2:
             return block("x = 6 * 7\nx")
@@ -132,7 +157,9 @@ async def test_a_run_that_stopped_goes_on_without_running_a_block_again(store: R
     with pytest.raises(HrmError):
         await run(gone, store, watched)
     (first,) = store.journal.tool_calls()
-    whole = await run(lambda messages: block("x + 1") if len(messages) == 4 else boxed(43), store, watched)
+    whole = await run(
+        lambda messages: block("x + 1") if len(messages) == 4 else boxed(43), store, watched
+    )
     assert whole.tool_calls[0] == first
     assert [asked.code for asked in watched.asked] == ["x = 6 * 7\nx", "x + 1"]
     assert whole.tool_calls[1].value == "43", "the session was rebuilt with the block before"
@@ -147,10 +174,14 @@ async def test_a_replay_finds_every_block(store: RunStore, watched: Watched) -> 
     assert watched.asked == []
 
 
-async def test_budgets_count_the_time_of_blocks(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_budgets_count_the_time_of_blocks(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     slow = block("import time\ntime.sleep(0.2)")
     trajectory = await run(lambda _: slow, store, environment, max_seconds=0.4)
-    assert trajectory.stop_reason is StopReason.MAX_SECONDS, "and not after the eight turns that it may take"
+    assert trajectory.stop_reason is StopReason.MAX_SECONDS, (
+        "and not after the eight turns that it may take"
+    )
 
 
 async def test_a_conversation_is_exported_as_it_was_sent(
@@ -161,19 +192,29 @@ async def test_a_conversation_is_exported_as_it_was_sent(
     report = export_to(tmp_path / "x.jsonl", store.journal.trajectories(), "chat", known)
     row = json.loads((tmp_path / "x.jsonl").read_text())
     assert report.rows == 1 and "tools" not in row
-    assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in row["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
 
 
 async def test_solvers_write_blocks_too(store: RunStore, environment: LocalEnvironment) -> None:
     class Fenced(Roles):
         def __call__(self, messages: Sequence[BaseMessage]) -> str:
-            turn = messages[0].model_copy(update={"content": messages[0].text.removesuffix(f"\n{FENCED_NOTE}")})
+            turn = messages[0].model_copy(
+                update={"content": messages[0].text.removesuffix(f"\n{FENCED_NOTE}")}
+            )
             return super().__call__([turn, *messages[1:]])
 
         def solver(self, messages: Sequence[BaseMessage]) -> str:
             if messages[-1].text.startswith("Result"):
                 return boxed(messages[-1].text.splitlines()[2])
-            asked = json.loads(super().solver(messages).partition("<tool_call>")[2].partition("</tool_call>")[0])
+            asked = json.loads(
+                super().solver(messages).partition("<tool_call>")[2].partition("</tool_call>")[0]
+            )
             return block(asked["arguments"]["code"])
 
     trajectory = await run(Fenced(), store, environment, graph="reasoning")

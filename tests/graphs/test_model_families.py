@@ -1,7 +1,8 @@
 """Whole agents on models of many families: a scripted model answers in its family's own syntax.
 
-What comes of an answer is the same for all: the outcomes of its calls, what the model is shown of one that cannot be
-read, one sequence of tokens for training, and an answer that no thought is part of.
+What comes of an answer is the same for all: the outcomes of its calls, what the model is shown of
+one that cannot be read, one sequence of tokens for training, and an answer that no thought is part
+of.
 """
 
 from __future__ import annotations
@@ -36,13 +37,25 @@ pytestmark = pytest.mark.real_tokenizers
 TASK = TaskRef(id="1", family="test", prompt="What is 6 * 7?", answer="42")
 FINAL = "It is \\boxed{42}."
 ONE_EACH = {
-    *("gemma3", "deepseek_r1_distill", "qwen3", "nemotron_3_nano", "qwen3_5_nothink", "glm4moe", "gemma4_v5"),
+    *(
+        "gemma3",
+        "deepseek_r1_distill",
+        "qwen3",
+        "nemotron_3_nano",
+        "qwen3_5_nothink",
+        "glm4moe",
+        "gemma4_v5",
+    ),
     *("lfm2", "lfm2_2_5_v2", "llama3_1", "gptoss", "muse_glimmer"),
 }
 """Each form of calls, with each way of thinking."""
 
 each_form = pytest.mark.parametrize(
-    "name", [name if name in ONE_EACH else pytest.param(name, marks=pytest.mark.slow) for name in families.FAMILIES]
+    "name",
+    [
+        name if name in ONE_EACH else pytest.param(name, marks=pytest.mark.slow)
+        for name in families.FAMILIES
+    ],
 )
 
 
@@ -78,7 +91,9 @@ def is_shown(text: str, shown: str) -> bool:
     return text in shown or json.dumps(text)[1:-1] in shown.replace("<\\/", "</")
 
 
-def check_one_sequence(codec: ChatTemplateCodec, calls: Sequence[Call], script: Sequence[str]) -> None:
+def check_one_sequence(
+    codec: ChatTemplateCodec, calls: Sequence[Call], script: Sequence[str]
+) -> None:
     """Each answer extends the one before, and the mask marks what was sampled."""
     assert [call.parent for call in calls] == [None, *(call.id for call in calls[:-1])]
     assert [sampled(call) for call in calls] == [codec.encode_answer(answer) for answer in script]
@@ -91,7 +106,9 @@ def thought(turns: Turns) -> str:
 
 
 @each_form
-async def test_calls_and_what_nobody_can_read(name: str, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_calls_and_what_nobody_can_read(
+    name: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     codec = codec_of(name)
     turns = BY_FAMILY[name]
     think = thought(turns)
@@ -106,7 +123,11 @@ async def test_calls_and_what_nobody_can_read(name: str, store: RunStore, enviro
         outcomes += [ToolStatus.OK] * 2
     script.append(turns.answer(FINAL, think))
     found = await run(codec, script, store, environment, max_turns=20, max_tokens=10**6)
-    assert (found.status, found.stop_reason, found.error) == (RunStatus.COMPLETED, StopReason.ANSWER, None)
+    assert (found.status, found.stop_reason, found.error) == (
+        RunStatus.COMPLETED,
+        StopReason.ANSWER,
+        None,
+    )
     assert [call.status for call in found.tool_calls] == outcomes
     values = [call.value for call in found.tool_calls if call.status is ToolStatus.OK]
     assert values == ["42", "2", "4"][: outcomes.count(ToolStatus.OK)]
@@ -128,7 +149,10 @@ async def test_words_and_calls_of_all_kinds_in_one_answer(
     first = turns.both("Let me see.", "python", think, code="6 * 7")
     script = [first, turns.answer(FINAL, think)]
     found = await run(codec, script, store, environment)
-    assert sorted(call.status for call in found.tool_calls if call.status) == [ToolStatus.INVALID_CALL, ToolStatus.OK]
+    assert sorted(call.status for call in found.tool_calls if call.status) == [
+        ToolStatus.INVALID_CALL,
+        ToolStatus.OK,
+    ]
     assert found.calls[0].response["content"].strip() == ("Let me see." if turns.form.words else "")
     assert found.answer == FINAL and lint(found) == []
     check_one_sequence(codec, found.calls, script)
@@ -167,11 +191,15 @@ async def test_four_roles(name: str, store: RunStore, environment: LocalEnvironm
     roles = FamilyRoles(BY_FAMILY[name])
     found = await run(codec, roles, store, environment, "reasoning")
     assert (found.status, found.answer, found.error) == (RunStatus.COMPLETED, "Answer: 42", None)
-    assert [(call.status, call.value) for call in found.tool_calls] == [(ToolStatus.OK, v) for v in ("12", "30", "42")]
+    assert [(call.status, call.value) for call in found.tool_calls] == [
+        (ToolStatus.OK, v) for v in ("12", "30", "42")
+    ]
     assert roles.seen_by_critic == ["apples = 12\npears = 30\ntotal = 42"]
     assert lint(found) == []
     by_id = {call.id: call for call in found.calls}
-    assert sum(call.parent in by_id for call in found.calls) == 3, "each solver's answer extends its call"
+    assert sum(call.parent in by_id for call in found.calls) == 3, (
+        "each solver's answer extends its call"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
@@ -187,7 +215,9 @@ async def test_a_prebuilt_agent(name: str, store: RunStore, environment: LocalEn
     found = await run(codec, script, store, environment, agent)
     assert (found.status, found.answer, found.error) == (RunStatus.COMPLETED, FINAL, None)
     assert [call.status for call in found.tool_calls] == [ToolStatus.ERROR, ToolStatus.OK]
-    for call, problem in zip(found.calls[1:], ("valid integer", "not a valid tool", "42"), strict=True):
+    for call, problem in zip(
+        found.calls[1:], ("valid integer", "not a valid tool", "42"), strict=True
+    ):
         assert problem in inserted(codec, call)
     assert found.tool_calls[-1].content == "42" and lint(found) == []
     check_one_sequence(codec, found.calls, script)
@@ -199,7 +229,11 @@ def test_a_streamed_answer_is_its_content(name: str) -> None:
     turns = BY_FAMILY[name]
     think = thought(turns)
     said = 'x to=5, then {"name": 1} <tool_cal [f(x=1)] <|en'
-    answers = [turns.answer(said, think), turns.call("python", think, code="1"), turns.both("Well.", "python", think)]
+    answers = [
+        turns.answer(said, think),
+        turns.call("python", think, code="1"),
+        turns.both("Well.", "python", think),
+    ]
     asked = [SystemMessage("Be brief."), HumanMessage("What is 6 * 7?")]
     for answer in answers:
         with ScriptedEngine([answer, answer], codec=codec) as engine:
@@ -210,4 +244,6 @@ def test_a_streamed_answer_is_its_content(name: str) -> None:
         decoder = codec.stream([convert_to_openai_tool(python)])
         shown = "".join(map(decoder.push, codec.encode_answer(answer))) + decoder.finish()
         assert whole.text.strip().startswith(shown.strip())
-        assert bool(shown.strip()) == bool(whole.text.strip()), "what there is to show is shown while it comes in"
+        assert bool(shown.strip()) == bool(whole.text.strip()), (
+            "what there is to show is shown while it comes in"
+        )

@@ -1,4 +1,6 @@
-"""What is read out of a model's text, what it is told where nothing can be, and that none of it takes long."""
+"""What is read out of a model's text, what it is told where nothing can be, and that none of it
+takes long.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,13 @@ def test_a_megabyte_of_anything_is_read_in_no_time(said: str) -> None:
 
 def test_verdicts_by_other_names() -> None:
     read = {
-        said: read_as(CriticAnswer, said).action for said in ("Submit.", '{"verdict": "OK"}', '{"action": "give up"}')
+        said: read_as(CriticAnswer, said).action
+        for said in ("Submit.", '{"verdict": "OK"}', '{"action": "give up"}')
     }
     assert list(read.values()) == ["accept", "accept", "give_up"]
     nested = read_as(
-        CriticAnswer, '{"verdict": {"action": "fix", "name": "x", "reason": "a\\nb", "check": ["a", "b"]}}'
+        CriticAnswer,
+        '{"verdict": {"action": "fix", "name": "x", "reason": "a\\nb", "check": ["a", "b"]}}',
     )
     assert nested == CriticAnswer(action="revise", subgoal="x", hint="a b", check="a\nb")
     assert nested.where(["x"], may_ask=False) == nested
@@ -102,9 +106,19 @@ def test_plans_by_other_names() -> None:
     ("final_format", "problem", "kept", "broken"),
     [
         ("Answer: <number>", "", "Answer: -1,234.5", "Answer: many"),
-        ("Return exactly: 'Answer: <fruit>'.", "", "Answer: blood orange", "'Answer: blood orange'"),
+        (
+            "Return exactly: 'Answer: <fruit>'.",
+            "",
+            "Answer: blood orange",
+            "'Answer: blood orange'",
+        ),
         ("", "Add. Return exactly: 'Answer: <litres>'.", "Answer: 7", "7"),
-        ("", 'Answer in the form "x = <integer>, y = <integer>"', "x = 3, y = -4", "x = 3, y = 4.5"),
+        (
+            "",
+            'Answer in the form "x = <integer>, y = <integer>"',
+            "x = 3, y = -4",
+            "x = 3, y = 4.5",
+        ),
         ("<answer>\\boxed{<integer>}</answer>", "", "<answer>\\boxed{42}</answer>", "42"),
         ("Verdict: <yes|no>", "", "Verdict: no", "Verdict: perhaps"),
         ("<integer>,<number>,<number>", "", "1,2,300", "1,2"),

@@ -1,4 +1,6 @@
-"""What a task comes with, and what other solvers have found, as variables of the sessions of our loops."""
+"""What a task comes with, and what other solvers have found, as variables of the sessions of our
+loops.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from tests.support.graphs.scripts import Roles, boxed, call
 
 GRID = [[1, 2], [3, 4]]
 TASK = TaskRef(
-    id="1", family="f", prompt="Flip it, and add. Return 'Answer: <grid>'.", metadata={"data": {"grid": GRID}}
+    id="1",
+    family="f",
+    prompt="Flip it, and add. Return 'Answer: <grid>'.",
+    metadata={"data": {"grid": GRID}},
 )
 
 
@@ -40,7 +45,10 @@ class UsesVariables(Roles):
             {"name": "total", "goal": "the sum of its first row", "needs": ["flipped"]},
         ]
     }
-    codes = {"the grid upside down": "data['grid'][::-1]", "the sum of its first row": "sum(results['flipped'][0])"}
+    codes = {
+        "the grid upside down": "data['grid'][::-1]",
+        "the sum of its first row": "sum(results['flipped'][0])",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,24 +71,37 @@ class UsesVariables(Roles):
 
 
 async def run(
-    script: Any, store: RunStore, environment: LocalEnvironment, graph: str = "reasoning", task: TaskRef = TASK
+    script: Any,
+    store: RunStore,
+    environment: LocalEnvironment,
+    graph: str = "reasoning",
+    task: TaskRef = TASK,
 ) -> Trajectory:
     with ScriptedEngine(script) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        return await runner.run(Episode(task, "thread", graph=graph, context={"session_variables": True}, seed=1))
+        return await runner.run(
+            Episode(task, "thread", graph=graph, context={"session_variables": True}, seed=1)
+        )
 
 
-async def test_solvers_compute_on_data_and_results(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_solvers_compute_on_data_and_results(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     roles = UsesVariables()
     trajectory = await run(roles, store, environment)
     assert [(c.value, c.session) for c in trajectory.tool_calls] == [
         ("[[3, 4], [1, 2]]", SessionState.NEW),
         ("7", SessionState.NEW),
     ]
-    told = "task (the problem's text), data (what the problem comes with), results (dict of the known values by name)"
+    told = (
+        "task (the problem's text), data (what the problem comes with), results (dict of the known"
+        " values by name)"
+    )
     assert set(roles.system) == {f"{SOLVER_PROMPT}\nVariables of the python session: {told}."}
     assert trajectory.answer == "Answer: 7" and lint(trajectory) == []
-    assert count_calls(trajectory.tool_calls).effective == 2, "nothing is counted but what the policy asked for"
+    assert count_calls(trajectory.tool_calls).effective == 2, (
+        "nothing is counted but what the policy asked for"
+    )
     assert (await replay_async(store, "thread")).equal
 
 
@@ -95,11 +116,16 @@ async def test_a_resumed_run_has_them_again(store: RunStore, environment: LocalE
         call("task[:4], results") if len(messages) == 4 else boxed(7)
     )
     trajectory = await run(roles, store, environment)
-    assert [c.value for c in trajectory.tool_calls][1:] == ["[1, 2]", "('Flip', {'flipped': [[3, 4]]})"]
+    assert [c.value for c in trajectory.tool_calls][1:] == [
+        "[1, 2]",
+        "('Flip', {'flipped': [[3, 4]]})",
+    ]
     assert trajectory.tool_calls[-1].session is SessionState.REPLAYED and lint(trajectory) == []
 
 
-async def test_the_tool_loop_has_the_tasks_data(store: RunStore, environment: LocalEnvironment, tmp_path: Path) -> None:
+async def test_the_tool_loop_has_the_tasks_data(
+    store: RunStore, environment: LocalEnvironment, tmp_path: Path
+) -> None:
     trajectory = await run([call("data['grid'][0]"), boxed(1)], store, environment, "tool_loop")
     assert [(c.status, c.value) for c in trajectory.tool_calls] == [(ToolStatus.OK, "[1, 2]")]
     known = known_from(None, None, states_of(store.checkpointer))
@@ -109,7 +135,9 @@ async def test_the_tool_loop_has_the_tasks_data(store: RunStore, environment: Lo
 
 
 @pytest.mark.parametrize("graph", ["tool_loop", "reasoning"])
-async def test_without_data_nothing_is_said_of_any(graph: str, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_without_data_nothing_is_said_of_any(
+    graph: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     plain = TASK.model_copy(update={"metadata": {}})
     roles = UsesVariables()
     roles.codes = dict.fromkeys(roles.codes, "'data' in globals()")
@@ -119,7 +147,9 @@ async def test_without_data_nothing_is_said_of_any(graph: str, store: RunStore, 
     assert all("data" not in text for text in roles.system)
 
 
-async def test_too_much_data_is_refused_at_once(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_too_much_data_is_refused_at_once(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     large = TASK.model_copy(update={"metadata": {"data": "x" * MAX_DATA_BYTES}})
     with pytest.raises(ConfigError, match="variables take 262,1"):
         await run([], store, environment, "tool_loop", large)

@@ -1,4 +1,6 @@
-"""An episode's variables live on between its calls, a fork has its own copy of them, and they end with the episode."""
+"""An episode's variables live on between its calls, a fork has its own copy of them, and they end
+with the episode.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,24 @@ def runner(store: RunStore, environment: LocalEnvironment, script: Any) -> Episo
     return EpisodeRunner(store, ScriptedEngine(script), "scripted", environment)
 
 
-async def run(store: RunStore, environment: LocalEnvironment, script: Any = SCRIPT, **options: Any) -> Trajectory:
+async def run(
+    store: RunStore, environment: LocalEnvironment, script: Any = SCRIPT, **options: Any
+) -> Trajectory:
     return await runner(store, environment, script).run(Episode(TASK, "thread", seed=1, **options))
 
 
-async def test_variables_live_on_until_the_episode_ends(store: RunStore, environment: Watched) -> None:
+async def test_variables_live_on_until_the_episode_ends(
+    store: RunStore, environment: Watched
+) -> None:
     trajectory = await run(store, environment, run_id="a-run")
     assert trajectory.answer == boxed(42) and lint(trajectory) == []
     assert [t.status for t in trajectory.tool_calls] == [ToolStatus.OK] * 3
     assert [t.value for t in trajectory.tool_calls] == [None, None, "42"]
-    assert [t.session for t in trajectory.tool_calls] == [SessionState.NEW, SessionState.KEPT, SessionState.KEPT]
+    assert [t.session for t in trajectory.tool_calls] == [
+        SessionState.NEW,
+        SessionState.KEPT,
+        SessionState.KEPT,
+    ]
     for record in trajectory.tool_calls:
         assert record.isolation == environment.isolation
         assert record.cpu_seconds is not None and 0 < record.cpu_seconds < 5
@@ -70,11 +80,17 @@ async def test_variables_live_on_until_the_episode_ends(store: RunStore, environ
     assert environment.ended == [environment.asked[0].session]
 
 
-async def test_solvers_side_by_side_do_not_see_each_others_variables(store: RunStore, environment: Watched) -> None:
+async def test_solvers_side_by_side_do_not_see_each_others_variables(
+    store: RunStore, environment: Watched
+) -> None:
     roles = Roles()
-    roles.plan = {"subgoals": [{"name": f"part_{i}", "goal": "1 + 1", "needs": []} for i in range(3)]}
+    roles.plan = {
+        "subgoals": [{"name": f"part_{i}", "goal": "1 + 1", "needs": []} for i in range(3)]
+    }
     roles.solver = lambda messages: (  # pyright: ignore[reportAttributeAccessIssue]
-        call("seen = globals().get('seen', 0) + 1\nseen") if len(messages) < 6 else boxed(messages[-1].text)
+        call("seen = globals().get('seen', 0) + 1\nseen")
+        if len(messages) < 6
+        else boxed(messages[-1].text)
     )
     trajectory = await run(store, environment, roles, graph="reasoning")
     assert sorted(t.value or "" for t in trajectory.tool_calls) == ["1"] * 3 + ["2"] * 3
@@ -82,12 +98,18 @@ async def test_solvers_side_by_side_do_not_see_each_others_variables(store: RunS
 
 
 async def test_forks_have_copies_of_their_own(store: RunStore, environment: Watched) -> None:
-    await run(store, environment, [call("import random\nx = [random.random()]"), call("x.append(2)\nx"), boxed(1)])
+    await run(
+        store,
+        environment,
+        [call("import random\nx = [random.random()]"), call("x.append(2)\nx"), boxed(1)],
+    )
     (drawn,) = [t.value for t in (await run(store, environment)).tool_calls if t.value]
     environment.asked.clear()
     script = [call("x.append(3)"), call("x"), boxed(42)]
     forks = await siblings(
-        runner(store, environment, lambda messages: script[sum(m.type == "tool" for m in messages) - 2]),
+        runner(
+            store, environment, lambda messages: script[sum(m.type == "tool" for m in messages) - 2]
+        ),
         "thread",
         "after:tools#2",
         count=3,
@@ -118,7 +140,11 @@ async def test_sessions_end_however_the_episode_does(
             return call("x = 1")
         if how == "is cancelled":
             return call("import time\ntime.sleep(60)")
-        raise HrmError("a person can mend it") if how == "is stopped" else ValueError("the policy breaks")
+        raise (
+            HrmError("a person can mend it")
+            if how == "is stopped"
+            else ValueError("the policy breaks")
+        )
 
     running = asyncio.create_task(run(store, environment, script))
     if how == "is cancelled":
@@ -131,7 +157,9 @@ async def test_sessions_end_however_the_episode_does(
     assert environment.ended == [environment.asked[0].session]
 
 
-async def test_an_environment_that_is_gone_at_the_end_does_no_harm(store: RunStore, environment: Watched) -> None:
+async def test_an_environment_that_is_gone_at_the_end_does_no_harm(
+    store: RunStore, environment: Watched
+) -> None:
     class Gone(Watched):
         async def end_session(self, session: str, *, run: str = "") -> None:
             raise HrmError("The server is gone.")

@@ -13,7 +13,15 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.testing import tiny_network
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
-TAGS = ["<reason>", "</reason>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"]
+TAGS = [
+    "<reason>",
+    "</reason>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+]
 
 CHATML = """
 {%- if tools %}{{ '<|im_start|>system\n<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor -%}
@@ -59,10 +67,15 @@ def make_tokenizer(template: str = CHATML) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["the sum of the two numbers is printed by the tool"] * 4, trainer)
+    tokenizer.train_from_iterator(
+        ["the sum of the two numbers is printed by the tool"] * 4, trainer
+    )
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>", chat_template=template
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        chat_template=template,
     )
 
 
@@ -82,7 +95,9 @@ def make_model(kind: str, seed: int = 0, **more: Any) -> Any:
         torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     rope = {"rope_theta": 10_000.0, "rope_type": "default"}
-    return tiny_network(seed, **sizes, head_dim=16, rope_parameters=rope, pad_token_id=None, eos_token_id=None)
+    return tiny_network(
+        seed, **sizes, head_dim=16, rope_parameters=rope, pad_token_id=None, eos_token_id=None
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""A folder of an adapter is a policy: the model that it was trained on is found, and loaded as it was."""
+"""A folder of an adapter is a policy: the model that it was trained on is found, and loaded as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """PEFT's own files, as anybody's adapter has them."""
     torch.manual_seed(3)
     model, _ = load_pretrained(model_folder(MODEL))
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     where = tmp_path_factory.mktemp("adapter")
     get_peft_model(model, config).save_pretrained(where, save_embedding_layers=False)
     return str(where)
@@ -36,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def answer(policy: str) -> tuple[list[int], list[float]]:
     engine: Any = load_policy(policy)
     prompt = tuple(engine.codec.encode([HumanMessage("What is 6 * 7?")]))
-    done = engine.submit(GenerationRequest(prompt, Sampling(temperature=1.0, max_tokens=16, seed=1))).result(60)
+    done = engine.submit(
+        GenerationRequest(prompt, Sampling(temperature=1.0, max_tokens=16, seed=1))
+    ).result(60)
     return list(done.token_ids), list(done.logprobs)
 
 
@@ -47,13 +53,17 @@ def test_a_folder_answers_as_its_model_with_the_adapter(folder: str) -> None:
     assert load_codec(folder).end_of_turn == load_codec(MODEL).end_of_turn
 
 
-def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(folder: str, tmp_path: Path) -> None:
+def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(
+    folder: str, tmp_path: Path
+) -> None:
     for file in Path(folder).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     write_base(tmp_path, f"{MODEL}?load=nf4&dtype=float32")
     ours = str(tmp_path)
     assert on_its_base(parse_model(ours)).options == LoadOptions("nf4", "float32", adapter=ours)
-    assert on_its_base(parse_model(f"{ours}?dtype=bfloat16")).options == LoadOptions("nf4", "bfloat16", adapter=ours)
+    assert on_its_base(parse_model(f"{ours}?dtype=bfloat16")).options == LoadOptions(
+        "nf4", "bfloat16", adapter=ours
+    )
     assert on_its_base(parse_model(MODEL)) == parse_model(MODEL)
     engine: Any = load_policy(ours)
     assert engine.capabilities().quantized == "nf4"
@@ -61,7 +71,9 @@ def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(
     (tmp_path / BASE_FILE).unlink()
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     for named, scheme in (("someone/model", "hf"), (folder, "")):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": named}))
+        (tmp_path / "adapter_config.json").write_text(
+            json.dumps(config | {"base_model_name_or_path": named})
+        )
         if scheme:
             assert on_its_base(parse_model(ours)).base == f"hf:{named}"
         else:
@@ -87,13 +99,18 @@ def test_it_is_spoken_to_as_the_model_in_its_bases_folder(folder: str, tmp_path:
 
 
 def test_an_adapter_is_neither_trained_nor_put_on_another(folder: str) -> None:
-    with pytest.raises(ModelError, match=r"cannot be trained whole: it is an adapter.*--lora-rank 4; or merge it into"):
+    with pytest.raises(
+        ModelError,
+        match=r"cannot be trained whole: it is an adapter.*--lora-rank 4; or merge it into",
+    ):
         model_folder(folder)
     with pytest.raises(ModelError, match="on top of another one"):
         load_policy(f"{folder}?adapter={folder}")
 
 
-@pytest.mark.parametrize("options", ["load=int8", "dtype=bfloat16", "load=nf4&dtype=bfloat16", "adapter=x"])
+@pytest.mark.parametrize(
+    "options", ["load=int8", "dtype=bfloat16", "load=nf4&dtype=bfloat16", "adapter=x"]
+)
 def test_of_the_options_a_new_adapter_takes_4_bits_alone(options: str) -> None:
     assert model_folder(f"{MODEL}?load=nf4", adapter=True) == model_folder(MODEL)
     with pytest.raises(ModelError, match=r"cannot be trained.*load=nf4\."):

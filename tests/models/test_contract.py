@@ -1,4 +1,6 @@
-"""One suite for every way in which a graph can call a model: the capture is the same in all of them."""
+"""One suite for every way in which a graph can call a model: the capture is the same in all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,32 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models import PolicyModel, invalid_tool_calls, policy, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import BranchReason, Call, FinishReason, Recording, Sampling, SentSampling, recording
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    FinishReason,
+    Recording,
+    Sampling,
+    SentSampling,
+    recording,
+)
 
-CALL = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>'
-BROKEN = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2</tool_call>'
+CALL = (
+    '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>'
+)
+BROKEN = (
+    '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2</tool_call>'
+)
 TOOL = {
     "type": "function",
     "function": {
         "name": "python",
         "description": "Run code.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string"}},
+            "required": ["code"],
+        },
     },
 }
 
@@ -62,7 +80,9 @@ def graph_of(ask: Callable[[str], Any], shape: str) -> Any:
     builder = StateGraph(State)
     if shape == "parallel":
         builder.add_node("branch", branch)
-        builder.add_conditional_edges(START, lambda state: [Send("branch", q) for q in state["asked"]], ["branch"])
+        builder.add_conditional_edges(
+            START, lambda state: [Send("branch", q) for q in state["asked"]], ["branch"]
+        )
         builder.add_edge("branch", END)
         return builder.compile()
     inner = node
@@ -89,7 +109,9 @@ async def by_ainvoke(question: str) -> str:
 
 
 async def by_stream(question: str) -> str:
-    return await asyncio.to_thread(lambda: "".join(chunk.text for chunk in policy().stream(question)))
+    return await asyncio.to_thread(
+        lambda: "".join(chunk.text for chunk in policy().stream(question))
+    )
 
 
 async def by_astream(question: str) -> str:
@@ -118,41 +140,70 @@ def calls_of(store: RunStore, thread_id: str) -> list[Call]:
 
 @pytest.mark.parametrize("shape", ["sequence", "parallel", "subgraph"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_each_call_is_recorded_once_with_its_own_tokens(way: Any, shape: str, store: RunStore) -> None:
-    questions = ["first question", "second question", "third"] if shape == "parallel" else ["one question"]
+async def test_each_call_is_recorded_once_with_its_own_tokens(
+    way: Any, shape: str, store: RunStore
+) -> None:
+    questions = (
+        ["first question", "second question", "third"] if shape == "parallel" else ["one question"]
+    )
     slowest_first = {question: 0.02 * (len(questions) - i) for i, question in enumerate(questions)}
     engine = ScriptedEngine(echo, delay=lambda messages: slowest_first[messages[-1].content])
     graph = graph_of(way, shape).copy(update={"checkpointer": store.checkpointer})
     with engine, using_policy(engine), recording(Recording(store.journal, seed=1)):
-        end = await graph.ainvoke({"asked": questions, "answers": []}, {"configurable": {"thread_id": "t"}})
+        end = await graph.ainvoke(
+            {"asked": questions, "answers": []}, {"configurable": {"thread_id": "t"}}
+        )
     calls = calls_of(store, "t")
     assert len(calls) == engine.calls == (3 if shape == "parallel" else 2)
     assert len({call.id for call in calls}) == len(calls)
     seen = {request.prompt_ids: request for request in engine.requests}
     for call in calls:
-        prompt = tuple(t for t, sampled in zip(call.token_ids, call.mask, strict=True) if not sampled)
+        prompt = tuple(
+            t for t, sampled in zip(call.token_ids, call.mask, strict=True) if not sampled
+        )
         answer = [t for t, sampled in zip(call.token_ids, call.mask, strict=True) if sampled]
         question = seen[prompt].messages[-1].content
-        assert engine.codec.decode(answer) == f"answer to {question}" == AIMessage.model_validate(call.response).text
-        assert all(logprob < 0 for logprob, sampled in zip(call.logprobs, call.mask, strict=True) if sampled)
+        assert (
+            engine.codec.decode(answer)
+            == f"answer to {question}"
+            == AIMessage.model_validate(call.response).text
+        )
+        assert all(
+            logprob < 0
+            for logprob, sampled in zip(call.logprobs, call.mask, strict=True)
+            if sampled
+        )
         assert call.identity.checkpoint_id and call.identity.node and call.trainable
-    assert sorted(end["answers"]) == sorted(f"answer to {q}" for q in (questions if len(calls) == 3 else questions * 2))
+    assert sorted(end["answers"]) == sorted(
+        f"answer to {q}" for q in (questions if len(calls) == 3 else questions * 2)
+    )
 
 
 async def test_structured_output_is_recorded(store: RunStore) -> None:
-    engine = ScriptedEngine(['<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>'])
+    engine = ScriptedEngine(
+        ['<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>']
+    )
     with engine, recording(Recording(store.journal)):
         model = PolicyModel(backend=engine).with_structured_output(Answer)
         answer = await model.ainvoke("what is it", {"metadata": {"thread_id": "t"}})
     assert answer == Answer(value=42)
     (call,) = calls_of(store, "t")
     assert call.trainable and call.sampled_tokens == len(
-        engine.codec.encode_answer('<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>')
+        engine.codec.encode_answer(
+            '<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>'
+        )
     )
 
 
 @pytest.mark.parametrize(
-    "text", [CALL, BROKEN, "<reason>é漢🎉</reason><answer>\\boxed{1}</answer>", f"\n {CALL}\n and more \n", "a \n"]
+    "text",
+    [
+        CALL,
+        BROKEN,
+        "<reason>é漢🎉</reason><answer>\\boxed{1}</answer>",
+        f"\n {CALL}\n and more \n",
+        "a \n",
+    ],
 )
 async def test_streamed_and_invoked_messages_agree(text: str, store: RunStore) -> None:
     with ScriptedEngine(lambda _: text) as engine, recording(Recording(store.journal)):
@@ -163,8 +214,12 @@ async def test_streamed_and_invoked_messages_agree(text: str, store: RunStore) -
     for chunk in chunks[1:]:
         streamed = streamed + chunk
     assert streamed.text == invoked.text and streamed.id != invoked.id
-    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(c["name"], c["args"]) for c in invoked.tool_calls]
-    assert [c["error"] for c in invalid_tool_calls(streamed)] == [c["error"] for c in invalid_tool_calls(invoked)]
+    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [
+        (c["name"], c["args"]) for c in invoked.tool_calls
+    ]
+    assert [c["error"] for c in invalid_tool_calls(streamed)] == [
+        c["error"] for c in invalid_tool_calls(invoked)
+    ]
     assert bool(invalid_tool_calls(invoked)) == (text == BROKEN)
 
 
@@ -177,12 +232,17 @@ async def test_a_conversation_is_extended_token_by_token(store: RunStore) -> Non
         messages += [first, ToolMessage("42", tool_call_id=first.tool_calls[0]["id"])]
         await model.ainvoke(messages, {"metadata": {"thread_id": "t"}})
     one, two = calls_of(store, "t")
-    assert one.branch_reason is BranchReason.ROOT and two.parent == one.id and two.branch_reason is None
+    assert (
+        one.branch_reason is BranchReason.ROOT
+        and two.parent == one.id
+        and two.branch_reason is None
+    )
     path = store.journal.path_tokens(two.id)
     assert path == one.token_ids + two.token_ids
     assert path[: len(engine.requests[1].prompt_ids)] == engine.requests[1].prompt_ids
     assert (
-        engine.requests[0].prompt_ids + tuple(t for t, sampled in zip(one.token_ids, one.mask, strict=True) if sampled)
+        engine.requests[0].prompt_ids
+        + tuple(t for t, sampled in zip(one.token_ids, one.mask, strict=True) if sampled)
         == engine.requests[1].prompt_ids[: len(one.token_ids)]
     )
 
@@ -190,7 +250,13 @@ async def test_a_conversation_is_extended_token_by_token(store: RunStore) -> Non
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda m, model: ([m[0], m[1], m[2].model_copy(update={"content": "edited"}), m[3]], model), "rewritten"),
+        (
+            lambda m, model: (
+                [m[0], m[1], m[2].model_copy(update={"content": "edited"}), m[3]],
+                model,
+            ),
+            "rewritten",
+        ),
         (lambda m, model: ([HumanMessage("other"), *m[1:]], model), "rewritten"),
         (lambda m, model: (m, model.bind_tools([])), "tools"),
     ],
@@ -212,10 +278,14 @@ async def test_another_chat_model_is_recorded_and_marked_as_not_trainable(store:
     external = GenericFakeChatModel(messages=iter([AIMessage("hello"), AIMessage("again")]))
     graph = graph_of(by_ainvoke, "sequence").copy(update={"checkpointer": store.checkpointer})
     with using_policy(external), recording(Recording(store.journal)):
-        end = await graph.ainvoke({"asked": ["hi"], "answers": []}, {"configurable": {"thread_id": "t"}})
+        end = await graph.ainvoke(
+            {"asked": ["hi"], "answers": []}, {"configurable": {"thread_id": "t"}}
+        )
     calls = calls_of(store, "t")
     assert end["answers"] == ["hello", "again"] and len(calls) == 2
-    assert all(not c.trainable and c.branch_reason is BranchReason.NO_TOKENS and c.request for c in calls)
+    assert all(
+        not c.trainable and c.branch_reason is BranchReason.NO_TOKENS and c.request for c in calls
+    )
 
 
 async def test_a_node_that_runs_again_gets_its_recorded_answers(store: RunStore) -> None:
@@ -243,7 +313,10 @@ async def test_a_node_that_runs_again_gets_its_recorded_answers(store: RunStore)
 
 
 async def test_a_stream_that_is_given_up_frees_its_place_and_its_index(store: RunStore) -> None:
-    with ScriptedEngine(lambda _: "x" * 200, delay=600) as engine, recording(Recording(store.journal)) as active:
+    with (
+        ScriptedEngine(lambda _: "x" * 200, delay=600) as engine,
+        recording(Recording(store.journal)) as active,
+    ):
         config: Any = {"metadata": {"thread_id": "t"}}
         stream = PolicyModel(backend=engine).astream("q", config)
         task = asyncio.ensure_future(anext(stream))
@@ -267,21 +340,29 @@ async def test_langchains_cache_is_not_asked(store: RunStore) -> None:
     assert len(calls_of(store, "t")) == 2
 
 
-async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recorded(store: RunStore) -> None:
+async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recorded(
+    store: RunStore,
+) -> None:
     told: list[dict[str, Any]] = []
 
     class External(GenericFakeChatModel):
-        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        def _generate(
+            self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> Any:
             told.append(kwargs)
             return super()._generate(messages, stop, run_manager)
 
-    external = External(messages=iter([AIMessage("hello", response_metadata={"stop_reason": "max_tokens"})]))
+    external = External(
+        messages=iter([AIMessage("hello", response_metadata={"stop_reason": "max_tokens"})])
+    )
     sampling = Sampling(temperature=0.0, top_p=0.5, max_tokens=7)
     with using_policy(external, sampling), recording(Recording(store.journal)):
         await policy().ainvoke("hi", {"metadata": {"thread_id": "t"}})
     (call,) = calls_of(store, "t")
     assert told == [{"temperature": 0.0, "top_p": 0.5, "max_tokens": 7}]
-    assert call.sampling is None and call.sampling_sent == SentSampling(temperature=0.0, top_p=0.5, max_tokens=7)
+    assert call.sampling is None and call.sampling_sent == SentSampling(
+        temperature=0.0, top_p=0.5, max_tokens=7
+    )
     assert call.finish_reason is FinishReason.LENGTH
 
 

@@ -1,4 +1,6 @@
-"""A part of a graph with a model of its own: loaded when asked, off the event loop, once, and never in a replay."""
+"""A part of a graph with a model of its own: loaded when asked, off the event loop, once, and never
+in a replay.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def two_models(other: str) -> Any:
         return {"messages": [await policy().ainvoke(state["messages"])]}
 
     async def judge(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await policy(model=other, schema=Verdict, temperature=0).ainvoke(state["messages"])]}
+        return {
+            "messages": [
+                await policy(model=other, schema=Verdict, temperature=0).ainvoke(state["messages"])
+            ]
+        }
 
     builder = StateGraph(MessagesState).add_node("answer", answer).add_node("judge", judge)
     return builder.add_edge(START, "answer").add_edge("answer", "judge").compile()
@@ -70,7 +76,9 @@ async def test_it_is_recorded_under_its_name_and_never_loaded_in_a_replay(
         assert found.equal and found.unused == 0
 
 
-async def test_many_ask_at_once_and_it_is_loaded_once_off_the_loop(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_ask_at_once_and_it_is_loaded_once_off_the_loop(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads: list[str] = []
     load_, names = load._load, threading.current_thread().name
 
@@ -84,7 +92,9 @@ async def test_many_ask_at_once_and_it_is_loaded_once_off_the_loop(other: str, m
 
     monkeypatch.setattr(load, "_load", slowly)
     with ScriptedEngine([]) as engine, using_policy(engine):
-        said = await asyncio.gather(*(policy(model=other).ainvoke(f"question {i}") for i in range(8)))
+        said = await asyncio.gather(
+            *(policy(model=other).ainvoke(f"question {i}") for i in range(8))
+        )
     assert len({message.text for message in said}) == 8
     assert len(loads) == 1 and loads[0] != names
     assert engine.calls == 0

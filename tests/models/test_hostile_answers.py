@@ -1,4 +1,6 @@
-"""Whatever a policy writes ends in a typed outcome of its own rollout, and leaves the next one alone."""
+"""Whatever a policy writes ends in a typed outcome of its own rollout, and leaves the next one
+alone.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def codecs() -> list[ChatTemplateCodec]:
 
 
 @pytest.mark.parametrize(("cases", "seed"), [(40, 0), pytest.param(300, 1, marks=pytest.mark.slow)])
-def test_every_answer_has_a_typed_end(cases: int, seed: int, store: RunStore, environment: LocalEnvironment) -> None:
+def test_every_answer_has_a_typed_end(
+    cases: int, seed: int, store: RunStore, environment: LocalEnvironment
+) -> None:
     rng, known, ends = random.Random(seed), codecs(), Counter[Any]()
     for number in range(cases):
         graph, codec = rng.choice(GRAPHS), rng.choice(known)
@@ -53,7 +57,9 @@ def test_every_answer_has_a_typed_end(cases: int, seed: int, store: RunStore, en
         assert lint(found) == [], (number, answers[:2])
     assert len(ends) > 1
     for number, codec in enumerate(known):
-        after = asyncio.run(rollout(calling, codec, ["fine"], f"after-{number}", store, environment))
+        after = asyncio.run(
+            rollout(calling, codec, ["fine"], f"after-{number}", store, environment)
+        )
         assert (after.status, after.answer) == (RunStatus.COMPLETED, "fine")
 
 
@@ -66,6 +72,10 @@ async def rollout(
     environment: LocalEnvironment,
 ) -> Trajectory:
     with ScriptedEngine(answers, codec=codec) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", environment, repeats_errors=True, durability="calls")
+        runner = EpisodeRunner(
+            store, engine, "scripted", environment, repeats_errors=True, durability="calls"
+        )
         task = TaskRef(id="1", family="test", prompt="What is 6 * 7?")
-        return await runner.run(Episode(task, thread, graph=graph, verify=lambda text: float(text == "42")))
+        return await runner.run(
+            Episode(task, thread, graph=graph, verify=lambda text: float(text == "42"))
+        )

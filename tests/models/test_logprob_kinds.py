@@ -12,11 +12,18 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import calls_of
 
-RAW, TEMPERED, SAMPLED, NONE = LogprobKind.RAW, LogprobKind.TEMPERED, LogprobKind.SAMPLED, LogprobKind.NONE
+RAW, TEMPERED, SAMPLED, NONE = (
+    LogprobKind.RAW,
+    LogprobKind.TEMPERED,
+    LogprobKind.SAMPLED,
+    LogprobKind.NONE,
+)
 
 
 class Reporting(ScriptedEngine):
-    """Log-probs of the given kind: `tempered` as in this process, `sampled` as of a server's processed ones."""
+    """Log-probs of the given kind: `tempered` as in this process, `sampled` as of a server's
+    processed ones.
+    """
 
     def __init__(self, kind: LogprobKind) -> None:
         super().__init__(["42"])
@@ -24,7 +31,11 @@ class Reporting(ScriptedEngine):
 
 
 def called(store: RunStore, kind: LogprobKind, sampling: Sampling) -> Call:
-    with Reporting(kind) as engine, recording(Recording(store.journal)), using_policy(engine, sampling):
+    with (
+        Reporting(kind) as engine,
+        recording(Recording(store.journal)),
+        using_policy(engine, sampling),
+    ):
         PolicyModel().invoke([HumanMessage("6 * 7?")], {"metadata": {"thread_id": "t"}})
         (call,) = calls_of(store, "t")
         return call

@@ -1,4 +1,6 @@
-"""Facts of a model before it is loaded, and how long an answer may be for which nobody named a limit."""
+"""Facts of a model before it is loaded, and how long an answer may be for which nobody named a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from hrm_agent.trajectory import Call, Recording, Sampling, recording
 from tests.support.training.english import without_defaults
 
 CONFIG: Any = {
-    "metadata": {"thread_id": "t", "langgraph_checkpoint_ns": "ask:1", "langgraph_node": "ask", "langgraph_step": 1}
+    "metadata": {
+        "thread_id": "t",
+        "langgraph_checkpoint_ns": "ask:1",
+        "langgraph_node": "ask",
+        "langgraph_step": 1,
+    }
 }
 
 
@@ -41,16 +48,23 @@ def asked(store: RunStore, engine: Any, settings: RunSettings | None = None, **o
 
 
 @pytest.mark.parametrize(
-    ("context", "tokens"), [(8192, 2048), (131_072, 2048), (4096, 2048), (1024, 512), (3, 1), (1, 1), (None, 512)]
+    ("context", "tokens"),
+    [(8192, 2048), (131_072, 2048), (4096, 2048), (1024, 512), (3, 1), (1, 1), (None, 512)],
 )
-def test_an_answer_has_half_of_the_context_and_2048_tokens_at_most(context: int | None, tokens: int) -> None:
+def test_an_answer_has_half_of_the_context_and_2048_tokens_at_most(
+    context: int | None, tokens: int
+) -> None:
     assert usual_answer(context) == tokens
 
 
 @pytest.mark.parametrize("name", ["cold-start", "trained", "roles-cold-start"])
 def test_the_built_in_policies_bring_their_own(name: str) -> None:
     facts = facts_of(f"builtin:{name}")
-    assert (facts.answer, facts.own.train_rl.max_tokens, facts.measure().parameters) == (512, 256, 524_800)
+    assert (facts.answer, facts.own.train_rl.max_tokens, facts.measure().parameters) == (
+        512,
+        256,
+        524_800,
+    )
 
 
 def test_a_model_of_any_other_folder_is_measured_and_brings_none(tmp_path: Path) -> None:
@@ -68,7 +82,10 @@ def test_a_model_of_any_other_folder_is_measured_and_brings_none(tmp_path: Path)
     ("given", "said"),
     [
         ({"train_sft": {"learning_rat": 1e-3}}, "no valid hrm_agent.train_sft.learning_rat"),
-        ({"run": {"max_tokens": 0}}, "no valid hrm_agent.run.max_tokens: Input should be greater than"),
+        (
+            {"run": {"max_tokens": 0}},
+            "no valid hrm_agent.run.max_tokens: Input should be greater than",
+        ),
         (7, "no valid hrm_agent"),
     ],
 )
@@ -101,11 +118,15 @@ def test_without_a_limit_an_answer_ends_at_the_models_own_and_the_record_says_at
     assert call.sampling.seed == sent.seed and call.sampled_tokens == tokens
 
 
-def test_a_request_is_the_same_whatever_the_model_and_records_of_earlier_versions_are_found(store: RunStore) -> None:
+def test_a_request_is_the_same_whatever_the_model_and_records_of_earlier_versions_are_found(
+    store: RunStore,
+) -> None:
     """Earlier versions ended each answer at 512 tokens where nobody had named a limit."""
     with ScriptedEngine(["word " * 900], name="one") as engine:
         before = asked(store, engine, max_tokens=4096)
-    assert before.sampling is not None and before.sampling.max_tokens == Sampling().max_tokens == 512
+    assert (
+        before.sampling is not None and before.sampling.max_tokens == Sampling().max_tokens == 512
+    )
     with LongAnswers([]) as engine:
         assert asked(store, engine, max_tokens=4096) == before
         assert engine.requests == [], "the answer is on record"

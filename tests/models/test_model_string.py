@@ -21,25 +21,44 @@ from hrm_agent.models.model_string import LoadOptions, parse_model
     ("text", "scheme", "name", "options"),
     [
         ("builtin:trained", "builtin", "trained", LoadOptions()),
-        ("hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4", "hf", "Qwen/Qwen2.5-1.5B-Instruct", LoadOptions(load="nf4")),
+        (
+            "hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4",
+            "hf",
+            "Qwen/Qwen2.5-1.5B-Instruct",
+            LoadOptions(load="nf4"),
+        ),
         (
             "runs/demo/model?load=int8&dtype=bfloat16&device=cuda:1&adapter=a%26b/c+d",
             "",
             "runs/demo/model",
             LoadOptions("int8", "bfloat16", "cuda:1", "a&b/c+d"),
         ),
-        ("vllm:http://127.0.0.1:8000/v1?model=m&timeout=5", "vllm", "http://127.0.0.1:8000/v1?model=m&timeout=5", None),
+        (
+            "vllm:http://127.0.0.1:8000/v1?model=m&timeout=5",
+            "vllm",
+            "http://127.0.0.1:8000/v1?model=m&timeout=5",
+            None,
+        ),
         ("openai:gpt-5", "openai", "gpt-5", None),
         ("scripted:what?.jsonl", "scripted", "what?.jsonl", None),
     ],
 )
-def test_a_string_is_taken_apart(text: str, scheme: str, name: str, options: LoadOptions | None) -> None:
+def test_a_string_is_taken_apart(
+    text: str, scheme: str, name: str, options: LoadOptions | None
+) -> None:
     found = parse_model(text)
-    assert (found.text, found.scheme, found.name, found.options) == (text, scheme, name, options or LoadOptions())
+    assert (found.text, found.scheme, found.name, found.options) == (
+        text,
+        scheme,
+        name,
+        options or LoadOptions(),
+    )
     assert found.local == (scheme in ("", "builtin", "hf"))
 
 
-def test_a_folder_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_a_folder_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("hf:odd", "what?load=nf4"):
         Path(name).mkdir()
@@ -73,15 +92,22 @@ def test_a_device_that_is_not_there_is_named() -> None:
         load_policy("builtin:trained?device=mps")
 
 
-def test_a_folder_brings_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_brings_no_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder("builtin:trained"), folder)
     for file, kind in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
-        settings = json.loads((folder / file).read_text(encoding="utf-8")) | {"auto_map": {kind: "evil.Evil"}}
+        settings = json.loads((folder / file).read_text(encoding="utf-8")) | {
+            "auto_map": {kind: "evil.Evil"}
+        }
         settings |= {"model_type": "evil"} if file == "config.json" else {"tokenizer_class": "Evil"}
         (folder / file).write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n", encoding="utf-8")
-    monkeypatch.setattr("builtins.input", lambda _: "y")  # somebody who says yes to whatever is asked
+    (folder / "evil.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n", encoding="utf-8"
+    )
+    # somebody who says yes to whatever is asked
+    monkeypatch.setattr("builtins.input", lambda _: "y")
     for read in (load_policy, load_codec):
         with pytest.raises(ModelError):
             read(str(folder))
@@ -95,7 +121,10 @@ def test_a_fork_loads_its_own(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         os._exit(0 if load_policy(f"scripted:{script}") is not ours else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and load_policy(f"scripted:{script}") is ours
+    assert (
+        os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        and load_policy(f"scripted:{script}") is ours
+    )
 
 
 def test_options_change_neither_tokens_nor_names_but_cannot_be_trained() -> None:
@@ -117,7 +146,8 @@ def test_options_change_neither_tokens_nor_names_but_cannot_be_trained() -> None
 def test_a_hosted_model_without_its_package_says_what_to_install(
     name: str, installed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = ModuleType("langchain.chat_models")  # langchain without a provider: importing one's package fails
+    # langchain without a provider: importing one's package fails
+    models = ModuleType("langchain.chat_models")
 
     def init_chat_model(name: str) -> None:
         raise ImportError("Initializing it requires a package")

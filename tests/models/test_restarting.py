@@ -41,8 +41,12 @@ class Gate:
         assert self.opened.wait(SECONDS)
 
 
-def ask(engine: Any, on_token: Callable[[int], None] | None = None, seed: int = 0) -> Future[Completion]:
-    return engine.submit(GenerationRequest(PROMPT, Sampling(seed=seed, max_tokens=24), on_token=on_token))
+def ask(
+    engine: Any, on_token: Callable[[int], None] | None = None, seed: int = 0
+) -> Future[Completion]:
+    return engine.submit(
+        GenerationRequest(PROMPT, Sampling(seed=seed, max_tokens=24), on_token=on_token)
+    )
 
 
 def opened() -> RestartingEngine:
@@ -66,7 +70,9 @@ def test_what_is_under_way_is_sampled_by_the_new_weights_from_its_beginning() ->
     assert engine.restarted == 2
     with pytest.raises(CancelledError):
         given_up.result(SECONDS)
-    assert ask(engine, seed=1).result(SECONDS).token_ids == found.token_ids, "the same prompt and seed, the new weights"
+    assert ask(engine, seed=1).result(SECONDS).token_ids == found.token_ids, (
+        "the same prompt and seed, the new weights"
+    )
     engine.close()
 
 
@@ -98,7 +104,11 @@ def test_the_engine_does_not_see_weights_that_change_until_they_are_published() 
             weight.data.mul_(1.5)
         assert ask(engine).result(SECONDS).logprobs == pytest.approx(before.logprobs, abs=1e-5)
         own = dict(engine._model.named_parameters())
-        assert own["model.embed_tokens.weight"].data_ptr() == frozen.data_ptr(), "what is not trained is shared"
+        assert own["model.embed_tokens.weight"].data_ptr() == frozen.data_ptr(), (
+            "what is not trained is shared"
+        )
         engine.publish(1, model.state_dict())
         after = ask(engine).result(SECONDS)
-        assert after.policy_version == 1 and after.logprobs != pytest.approx(before.logprobs, abs=1e-2)
+        assert after.policy_version == 1 and after.logprobs != pytest.approx(
+            before.logprobs, abs=1e-2
+        )

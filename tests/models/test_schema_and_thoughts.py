@@ -1,4 +1,6 @@
-"""An answer that is held to a schema has no thoughts: what the prompt opened is closed before its first token."""
+"""An answer that is held to a schema has no thoughts: what the prompt opened is closed before its
+first token.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,11 @@ def test_the_prompt_of_a_held_answer_ends_where_its_words_begin(name: str, close
             model = PolicyModel(answer_schema=SCHEMA)
             first = model.invoke([HumanMessage("one")])
             assert isinstance(first, AIMessage) and first.text == '{"x": 1}'
-            assert "".join(str(chunk.content) for chunk in model.stream([HumanMessage("two")])) == '{"x": 2}'
-        shown = codec.tokenizer.decode(list(engine.requests[0].prompt_ids), skip_special_tokens=False)
+            assert (
+                "".join(str(chunk.content) for chunk in model.stream([HumanMessage("two")]))
+                == '{"x": 2}'
+            )
+        shown = codec.tokenizer.decode(
+            list(engine.requests[0].prompt_ids), skip_special_tokens=False
+        )
     assert shown.endswith(closed), shown[-80:]

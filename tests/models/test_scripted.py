@@ -25,7 +25,10 @@ def request(text: str = "hello", on_token: Any = None, **sampling: Any) -> Gener
 def test_a_sequence_is_dealt_out_in_order_and_then_exhausted() -> None:
     with ScriptedEngine(["a", "b"]) as engine:
         futures = [engine.submit(request()) for _ in range(3)]
-        assert [engine.codec.decode(future.result(60).token_ids) for future in futures[:2]] == ["a", "b"]
+        assert [engine.codec.decode(future.result(60).token_ids) for future in futures[:2]] == [
+            "a",
+            "b",
+        ]
         with pytest.raises(ModelError, match="2 answers"):
             futures[2].result(60)
         assert engine.calls == 3
@@ -44,7 +47,10 @@ def test_answers_are_the_same_every_time(codec: ChatTemplateCodec) -> None:
     for _ in range(2):
         with ScriptedEngine(["<reason>x</reason>"], codec=codec) as engine:
             answers.append(engine.submit(request()).result(60))
-    assert (answers[0].token_ids, answers[0].logprobs) == (answers[1].token_ids, answers[1].logprobs)
+    assert (answers[0].token_ids, answers[0].logprobs) == (
+        answers[1].token_ids,
+        answers[1].logprobs,
+    )
     assert answers[0].token_ids == tuple(codec.encode_answer("<reason>x</reason>"))
     assert all(logprob < 0 for logprob in answers[0].logprobs)
 
@@ -53,18 +59,30 @@ def test_limits_stop_strings_and_observers() -> None:
     seen: list[int] = []
     with ScriptedEngine(["abcdef", "abcdef", "ab"]) as engine:
         cut = engine.submit(request(max_tokens=3, on_token=seen.append)).result(60)
-        assert (bytes(cut.token_ids), cut.finish_reason, bytes(seen)) == (b"abc", FinishReason.LENGTH, b"abc")
+        assert (bytes(cut.token_ids), cut.finish_reason, bytes(seen)) == (
+            b"abc",
+            FinishReason.LENGTH,
+            b"abc",
+        )
         stopped = engine.submit(request(stop=("x", "cd"))).result(60)
         assert (bytes(stopped.token_ids), stopped.finish_reason) == (b"abcd", FinishReason.STOP)
         whole = engine.submit(request(max_tokens=3)).result(60)
-        assert (whole.token_ids[-1], whole.finish_reason) == (engine.codec.end_of_turn, FinishReason.STOP)
+        assert (whole.token_ids[-1], whole.finish_reason) == (
+            engine.codec.end_of_turn,
+            FinishReason.STOP,
+        )
 
 
 def test_answers_can_overtake_each_other() -> None:
     seconds = {"slow": 600.0, "fast": 0.0, "later": 0.05}
-    with ScriptedEngine(["slow", "fast", "later"], delay=lambda messages: seconds[messages[-1].text]) as engine:
+    with ScriptedEngine(
+        ["slow", "fast", "later"], delay=lambda messages: seconds[messages[-1].text]
+    ) as engine:
         slow, *others = (engine.submit(request(text)) for text in seconds)
-        assert [engine.codec.decode(future.result(60).token_ids) for future in others] == ["fast", "later"]
+        assert [engine.codec.decode(future.result(60).token_ids) for future in others] == [
+            "fast",
+            "later",
+        ]
         assert not slow.done()
 
 
@@ -84,7 +102,9 @@ def test_publishing_changes_the_version() -> None:
         assert (before.policy_version, engine.submit(request()).result(60).policy_version) == (0, 3)
 
 
-def test_a_relative_path_names_the_file_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_names_the_file_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process may work in several folders: the string alone does not name the model."""
     name, opened = "scripted:script.jsonl", list[Any]()
     for word in ("one", "two", "one"):
@@ -95,12 +115,23 @@ def test_a_relative_path_names_the_file_of_the_current_folder(tmp_path: Path, mo
         assert loaded_policy(name) is opened[-1]
     one, two, again = opened
     assert again is one
-    assert [each.codec.decode(each.submit(request()).result(60).token_ids) for each in (one, two)] == ["one", "two"]
+    assert [
+        each.codec.decode(each.submit(request()).result(60).token_ids) for each in (one, two)
+    ] == ["one", "two"]
 
 
-async def test_a_watched_event_loop_may_ask_for_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`langgraph dev` raises in code that blocks its loop, and takes asking for the folder for that."""
+async def test_a_watched_event_loop_may_ask_for_a_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`langgraph dev` raises in code that blocks its loop, and takes asking for the folder for
+    that.
+    """
     monkeypatch.chdir(tmp_path)
     with blockbuster_ctx(["hrm_agent"]):
-        for name in ("scripted:script.jsonl", f"scripted:{tmp_path / 'script.jsonl'}", "a_folder", "hf:a/model?x=1"):
+        for name in (
+            "scripted:script.jsonl",
+            f"scripted:{tmp_path / 'script.jsonl'}",
+            "a_folder",
+            "hf:a/model?x=1",
+        ):
             assert loaded_policy(name) is None

@@ -1,4 +1,6 @@
-"""Thoughts of a policy in its messages: apart from the content, counted, and once, however the model is called."""
+"""Thoughts of a policy in its messages: apart from the content, counted, and once, however the
+model is called.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ async def with_events(model: PolicyModel) -> Any:
 
 
 @pytest.mark.parametrize("ask", [invoked, streamed, from_another_thread, with_events])
-async def test_they_stand_beside_the_content_once(ask: Callable[[PolicyModel], Any], store: RunStore) -> None:
+async def test_they_stand_beside_the_content_once(
+    ask: Callable[[PolicyModel], Any], store: RunStore
+) -> None:
     codec = thinking_codec()
     with ScriptedEngine([TEXT], codec=codec) as engine, recording(Recording(store.journal)):
         message = await ask(PolicyModel(backend=engine))
@@ -78,6 +82,11 @@ async def test_they_stand_beside_the_content_once(ask: Callable[[PolicyModel], A
 
 
 async def test_an_answer_without_thoughts_has_no_such_count(store: RunStore) -> None:
-    with ScriptedEngine([SAID], codec=thinking_codec()) as engine, recording(Recording(store.journal)):
+    with (
+        ScriptedEngine([SAID], codec=thinking_codec()) as engine,
+        recording(Recording(store.journal)),
+    ):
         message = await PolicyModel(backend=engine).ainvoke("q")
-    assert message.additional_kwargs == {} and "output_token_details" not in (message.usage_metadata or {})
+    assert message.additional_kwargs == {} and "output_token_details" not in (
+        message.usage_metadata or {}
+    )

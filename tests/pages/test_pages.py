@@ -1,4 +1,6 @@
-"""Pages and fragments of records: nothing in them runs, whatever a model wrote; their numbers are those on record."""
+"""Pages and fragments of records: nothing in them runs, whatever a model wrote; their numbers are
+those on record.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,24 @@ from hrm_agent.trajectory import (
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 HOSTILE = (
-    "</pre></style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload='x' &lt;b&gt; "
-    "\x1b[31mred\x1b[0m\x1b]8;;http://evil\x07link\x1b]8;;\x07 \x00\x00\x00 \u202egnp.exe \u200b \ud800 "
-    "javascript:alert(1)\r\nend"
+    "</pre></style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload='x'"
+    " &lt;b&gt; \x1b[31mred\x1b[0m\x1b]8;;http://evil\x07link\x1b]8;;\x07 \x00\x00\x00"
+    " \u202egnp.exe \u200b \ud800 javascript:alert(1)\r\nend"
 )
 ALLOWED_ATTRIBUTES = {
-    *("aria-label", "charset", "class", "content", "data-name", "href", "http-equiv", "id", "lang", "name", "role"),
+    *(
+        "aria-label",
+        "charset",
+        "class",
+        "content",
+        "data-name",
+        "href",
+        "http-equiv",
+        "id",
+        "lang",
+        "name",
+        "role",
+    ),
     *("scope", "title"),
 }
 
@@ -77,10 +91,19 @@ def hostile() -> Trajectory:
         {"name": HOSTILE, "args": {"code": HOSTILE}, "id": "tc-0"},
         {"name": "s", "args": {HOSTILE: [HOSTILE]}, "id": "?"},
     ]
-    response = {"type": "ai", "content": HOSTILE, "tool_calls": asked, "invalid_tool_calls": [{"error": HOSTILE}]}
+    response = {
+        "type": "ai",
+        "content": HOSTILE,
+        "tool_calls": asked,
+        "invalid_tool_calls": [{"error": HOSTILE}],
+    }
     response["additional_kwargs"] = {"reasoning_content": HOSTILE}
     tool = make_tool_call(
-        name=HOSTILE, content=HOSTILE, stderr=HOSTILE + "!", status=ToolStatus.DENIED, refused={HOSTILE: 1}
+        name=HOSTILE,
+        content=HOSTILE,
+        stderr=HOSTILE + "!",
+        status=ToolStatus.DENIED,
+        refused={HOSTILE: 1},
     )
     return make_trajectory(
         id=HOSTILE,
@@ -114,8 +137,13 @@ def overlay(of: Trajectory, **changes: Any) -> Overlay:
 
 
 def scoring(of: Trajectory) -> Scoring:
-    scores = (RewardScore(name=HOSTILE, value=0.25, reason=HOSTILE), RewardScore(name="b", fault=RewardFault.TIMEOUT))
-    return Scoring(trajectory_id=of.id, rubric=HOSTILE, scores=scores, outcome=1.0, total=0.75, scored_at=1.0)
+    scores = (
+        RewardScore(name=HOSTILE, value=0.25, reason=HOSTILE),
+        RewardScore(name="b", fault=RewardFault.TIMEOUT),
+    )
+    return Scoring(
+        trajectory_id=of.id, rubric=HOSTILE, scores=scores, outcome=1.0, total=0.75, scored_at=1.0
+    )
 
 
 def pages_of(trajectory: Trajectory) -> list[str]:
@@ -145,10 +173,17 @@ def fragments_of(trajectory: Trajectory) -> list[str]:
         values={},
     )
     ended = trajectory.model_copy(update={"rewards": {"correct": 1.0, HOSTILE: 0.5}})
-    found = Rescored(HOSTILE, HOSTILE, trajectories=[trajectory], scorings={trajectory.id: scoring(trajectory)})
+    found = Rescored(
+        HOSTILE, HOSTILE, trajectories=[trajectory], scorings={trajectory.id: scoring(trajectory)}
+    )
     found.left_out[HOSTILE] = 1
     sides = samples_of([ended])
-    shown: list[Any] = [trajectory, History(HOSTILE, trajectory, (moment,)), evaluate([ended]), found]
+    shown: list[Any] = [
+        trajectory,
+        History(HOSTILE, trajectory, (moment,)),
+        evaluate([ended]),
+        found,
+    ]
     shown.append(compare(sides, sides, (HOSTILE, "b")))
     return [each._repr_html_() for each in shown]
 
@@ -158,20 +193,29 @@ def test_nothing_that_a_model_wrote_is_obeyed(number: int) -> None:
     page = [*pages_of(hostile()), *fragments_of(hostile())][number]
     page.encode()  # without a surrogate
     parsed = Parsed(page)
-    assert not {"script", "img", "iframe", "object", "embed", "link", "form", "base", "a b"} & set(parsed.tags)
+    assert not {"script", "img", "iframe", "object", "embed", "link", "form", "base", "a b"} & set(
+        parsed.tags
+    )
     assert {name for name, _ in parsed.attributes} <= ALLOWED_ATTRIBUTES, "none that a browser runs"
     assert all(link.startswith("#") for link in parsed.of("href"))
     assert "<script>alert(1)</script>" in parsed.text, "shown as it was written"
     assert re.search("[\x00\x1b\u202e\u200b\r]", page) is None
-    assert {"U+0000 x3", "U+202E", "U+200B", "U+D800"} <= set(re.findall(r"U\+[0-9A-F]+(?: x\d+)?", parsed.text))
-    assert re.search(r"(?<!\\u001b)(?<!\\x1b)\[31m", page) is None, "but where a value is spelled out"
+    assert {"U+0000 x3", "U+202E", "U+200B", "U+D800"} <= set(
+        re.findall(r"U\+[0-9A-F]+(?: x\d+)?", parsed.text)
+    )
+    assert re.search(r"(?<!\\u001b)(?<!\\x1b)\[31m", page) is None, (
+        "but where a value is spelled out"
+    )
 
 
 def test_a_page_forbids_what_it_does_not_have_and_fetches_nothing() -> None:
     for page in pages_of(make_trajectory()):
         parsed = Parsed(page)
         assert page.startswith("<!doctype html>")
-        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+        policy = (
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
+            " form-action 'none'"
+        )
         assert policy in parsed.of("content")
         assert not re.search(r"url\(|@import", page)
         assert "prefers-color-scheme:dark" in page
@@ -180,7 +224,11 @@ def test_a_page_forbids_what_it_does_not_have_and_fetches_nothing() -> None:
 def test_links_lead_to_places_of_the_page_and_places_are_single() -> None:
     siblings = [make_trajectory(), make_trajectory(id="trajectory 2")]
     judged = [overlay(one) for one in siblings]
-    for page in [*pages_of(hostile()), group_page("group-1", siblings, judged), step_page("r", 3, siblings, judged)]:
+    for page in [
+        *pages_of(hostile()),
+        group_page("group-1", siblings, judged),
+        step_page("r", 3, siblings, judged),
+    ]:
         parsed = Parsed(page)
         ids = parsed.of("id")
         assert len(ids) == len(set(ids))
@@ -191,7 +239,9 @@ def test_the_numbers_are_those_on_record() -> None:
     trajectory = make_trajectory()
     judged = overlay(trajectory, reason="one of 2", credit={trajectory.calls[0].id: 0.5})
     by_role = {"solve": RolePenalty(failed=1, effective=3, error=0.25)}
-    text = Parsed(trajectory_page(trajectory, [judged.model_copy(update={"penalty_by_role": by_role})])).text
+    text = Parsed(
+        trajectory_page(trajectory, [judged.model_copy(update={"penalty_by_role": by_role})])
+    ).text
     assert "step 4 of run-1: kept, advantage -1.250: one of 2" in text
     assert "solve: p_err 0.250 (1 of 4 tool calls that count failed)" in text
     assert "correct 1" in text
@@ -208,7 +258,10 @@ def test_the_numbers_are_those_on_record() -> None:
 
 def test_kept_rollouts_stand_before_the_others() -> None:
     siblings = [make_trajectory(id=f"t{number}", sample_index=number) for number in range(3)]
-    judged = [overlay(one, verdict=Verdict.KEPT if one.id == "t2" else Verdict.DROPPED) for one in siblings]
+    judged = [
+        overlay(one, verdict=Verdict.KEPT if one.id == "t2" else Verdict.DROPPED)
+        for one in siblings
+    ]
     assert re.findall(r'href="#(t\d)"', group_page("g", siblings, judged)) == ["t2", "t0", "t1"]
     text = Parsed(step_page("r", 3, siblings, judged)).text
     assert "Step 4 of run r" in text and "step 3: the record counts from 0" in text
@@ -240,10 +293,22 @@ def test_tables_show_numbers_and_gaps() -> None:
 
 
 def test_the_demo_shows_before_and_after() -> None:
-    side: dict[str, Any] = {"pass_at_1": 0.5, "interval": (0.25, 0.75), "correct_with_tool_error": 0.1}
+    side: dict[str, Any] = {
+        "pass_at_1": 0.5,
+        "interval": (0.25, 0.75),
+        "correct_with_tool_error": 0.1,
+    }
     side |= {"mean_sampled_tokens": 30.0, "mean_tool_calls": 1.0}
-    facts: dict[str, Any] = {"steps": 3, "groups_rejected": 0.0, "cpu_seconds": {}, "solved": "t", "rounds": 1}
-    report = DemoReport(before=side, after=side | {"pass_at_1": 0.7}, answer=HOSTILE, model="m", **facts)
+    facts: dict[str, Any] = {
+        "steps": 3,
+        "groups_rejected": 0.0,
+        "cpu_seconds": {},
+        "solved": "t",
+        "rounds": 1,
+    }
+    report = DemoReport(
+        before=side, after=side | {"pass_at_1": 0.7}, answer=HOSTILE, model="m", **facts
+    )
     parsed = Parsed(report._repr_html_())
     assert "0.500 (0.250 to 0.750)" in parsed.text and "0.700 (0.250 to 0.750)" in parsed.text
     assert "script" not in parsed.tags

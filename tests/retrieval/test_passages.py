@@ -25,7 +25,10 @@ class Part:
 def shown(parts: list[Part], question: str, limit: int) -> list[str]:
     found = best_passages(parts, question, limit)
     assert sum(end - start for spans in found for start, end in spans) <= limit
-    return ["".join(part.text[start:end] for start, end in spans) for part, spans in zip(parts, found, strict=True)]
+    return [
+        "".join(part.text[start:end] for start, end in spans)
+        for part, spans in zip(parts, found, strict=True)
+    ]
 
 
 def test_hits_are_whole_where_there_is_room() -> None:
@@ -53,7 +56,11 @@ def test_the_answer_is_shown_wherever_in_a_hit_it_stands(place: int) -> None:
 def test_what_two_hits_have_in_common_is_shown_once() -> None:
     text = f"{PLAIN}{ANSWER} {PLAIN}"
     middle = len(PLAIN) + len(ANSWER) + 1
-    parts = [Part("a", 0, text[:middle]), Part("a", len(PLAIN), text[len(PLAIN) :]), Part("b", 0, ANSWER)]
+    parts = [
+        Part("a", 0, text[:middle]),
+        Part("a", len(PLAIN), text[len(PLAIN) :]),
+        Part("b", 0, ANSWER),
+    ]
     first, second, third = shown(parts, "tusk", 100_000)
     assert first == text[:middle] and second == text[middle:] and third == ANSWER
     inside = [Part("a", 0, text), Part("a", 10, text[10:90])]

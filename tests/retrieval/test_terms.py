@@ -17,7 +17,10 @@ from hrm_agent.retrieval.terms import _Terms, phrases_of, term_spans, terms_of
 @pytest.mark.parametrize(
     ("question", "phrases"),
     [
-        ("What is the president's end-to-end plan?", ["is", "the", "president", "s", "end", "to", "plan"]),
+        (
+            "What is the president's end-to-end plan?",
+            ["is", "the", "president", "s", "end", "to", "plan"],
+        ),
         ("Which U.S. value is 3.14’s?", ["u s", "value", "is", "3 14", "s"]),
         ("Who? What, and WHEN?", ["and"]),
         ("How", ["how"]),
@@ -29,7 +32,9 @@ from hrm_agent.retrieval.terms import _Terms, phrases_of, term_spans, terms_of
         ("' - ?", []),
     ],
 )
-def test_words_are_taken_apart_and_those_that_only_ask_are_left_out(question: str, phrases: list[str]) -> None:
+def test_words_are_taken_apart_and_those_that_only_ask_are_left_out(
+    question: str, phrases: list[str]
+) -> None:
     assert [" ".join(phrase) for phrase in phrases_of(question)] == phrases
 
 
@@ -58,7 +63,8 @@ def test_forms_of_a_word_are_one_term(language: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "words"), [("ru", "мой мои моль"), ("de", "schon Schuhe"), ("tr", "ad at"), (NO_LANGUAGE, "bee bees")]
+    ("language", "words"),
+    [("ru", "мой мои моль"), ("de", "schon Schuhe"), ("tr", "ad at"), (NO_LANGUAGE, "bee bees")],
 )
 def test_other_words_are_other_terms(language: str, words: str) -> None:
     terms = terms_of(words, language)
@@ -74,7 +80,12 @@ def test_a_question_is_asked_in_each_language() -> None:
 def test_words_are_found_where_they_stand() -> None:
     text = "Die STRASSEN ½ İzmir"
     found = [(text[start:end], terms) for start, end, terms in term_spans(text, ["de"])]
-    assert found == [("Die", {"die"}), ("STRASSEN", {"strass"}), ("½", {"1 2"}), ("İzmir", {"izmir"})]
+    assert found == [
+        ("Die", {"die"}),
+        ("STRASSEN", {"strass"}),
+        ("½", {"1 2"}),
+        ("İzmir", {"izmir"}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +115,18 @@ def test_every_language_has_its_stemmer() -> None:
         check_language("german")
 
 
-def test_threads_share_a_stemmer_that_keeps_its_word_in_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_stemmer_that_keeps_its_word_in_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As those in Python do, which serve where PyStemmer is not installed."""
     endings = ("ing", "ational", "ness", "ization", "edly", "s", "fully", "ement")
-    words = [f"{a}{b}{c}{end}" for a in "bdfghklm" for b in "aeiou" for c in ("rt", "ll", "nd") for end in endings]
+    words = [
+        f"{a}{b}{c}{end}"
+        for a in "bdfghklm"
+        for b in "aeiou"
+        for c in ("rt", "ll", "nd")
+        for end in endings
+    ]
     alone = EnglishStemmer().stemWord
     wanted = {word: alone(word) for word in words}
     monkeypatch.setattr("hrm_agent.retrieval.terms.stemmer_of", lambda _: EnglishStemmer().stemWord)

@@ -1,4 +1,6 @@
-"""What an answer reader finds, what a comparison takes for equal, and code that is run against tests."""
+"""What an answer reader finds, what a comparison takes for equal, and code that is run against
+tests.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,16 @@ EQUAL = [
 
 
 @pytest.mark.parametrize(("name", "text", "found"), READ)
-def test_a_reader_finds_the_answer_in_the_models_own_words(name: str, text: str, found: str | None) -> None:
+def test_a_reader_finds_the_answer_in_the_models_own_words(
+    name: str, text: str, found: str | None
+) -> None:
     assert reader_of(name)(text) == found
 
 
 @pytest.mark.parametrize(("name", "answer", "reference", "equal"), EQUAL)
-def test_a_comparison_says_what_is_equal(name: str, answer: str, reference: str, equal: bool) -> None:
+def test_a_comparison_says_what_is_equal(
+    name: str, answer: str, reference: str, equal: bool
+) -> None:
     assert comparison_of(name)(answer, reference) is equal
 
 
@@ -81,10 +87,15 @@ async def scored(reward: Reward, text: str, **task: Any) -> RewardScore:
 
 async def test_an_answer_is_read_compared_and_explained() -> None:
     reward = answer_is("last_number")
-    right, wrong = await scored(reward, "Final answer: 226", answer="226"), await scored(reward, "No.", answer="226")
+    right, wrong = (
+        await scored(reward, "Final answer: 226", answer="226"),
+        await scored(reward, "No.", answer="226"),
+    )
     assert (right.name, right.value, right.reason) == ("correct", 1.0, "read '226'")
     assert (wrong.value, wrong.reason) == (0.0, "no answer was found in the final text")
-    assert (await scored(reward, "226")).value is None, "without a reference there is nothing to say"
+    assert (await scored(reward, "226")).value is None, (
+        "without a reference there is nothing to say"
+    )
 
 
 async def test_a_function_is_a_reader_and_a_comparison() -> None:
@@ -92,7 +103,11 @@ async def test_a_function_is_a_reader_and_a_comparison() -> None:
     assert (await scored(reward, "xyz", answer="z")).value == 1.0
 
 
-TESTS = ["assert add(2, 3) == 5", {"call": "add([1], [2])", "equals": [1, 2]}, {"stdin": "2 3", "stdout": "5\n"}]
+TESTS = [
+    "assert add(2, 3) == 5",
+    {"call": "add([1], [2])", "equals": [1, 2]},
+    {"stdin": "2 3", "stdout": "5\n"},
+]
 ADD = """Here it is:
 ```python
 def add(a, b):
@@ -128,7 +143,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("answer", "value", "reason"), CASES)
-async def test_code_is_run_against_tests_whose_answers_it_does_not_see(answer: str, value: float, reason: str) -> None:
+async def test_code_is_run_against_tests_whose_answers_it_does_not_see(
+    answer: str, value: float, reason: str
+) -> None:
     environment = LocalEnvironment(slots=1)
     with using_environment(environment):
         found = await scored(passes_tests(seconds=1.0), answer, metadata={"tests": TESTS})

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.rewards import Reward, Rollout, Rubric, answer_is, comparison_of, opened_scorer, reader_of
+from hrm_agent.rewards import (
+    Reward,
+    Rollout,
+    Rubric,
+    answer_is,
+    comparison_of,
+    opened_scorer,
+    reader_of,
+)
 from hrm_agent.rewards.bounded_call import CallRaisedError, ExceededError, bounded_call
 from hrm_agent.trajectory import RewardScore, TaskRef
 from tests.support.trajectory.samples import make_trajectory
@@ -56,7 +64,8 @@ async def scored(reward: Reward, text: str, answer: str) -> RewardScore:
 
 
 @pytest.mark.parametrize(
-    "answer", ["10^{10^{10}}", "10^{10^{9}}!", r"\sum_{k=1}^{10^9} k^k", r"\frac{", "\0\ud800", "{" * 300]
+    "answer",
+    ["10^{10^{10}}", "10^{10^{9}}!", r"\sum_{k=1}^{10^9} k^k", r"\frac{", "\0\ud800", "{" * 300],
 )
 async def test_algebra_that_has_no_end_is_a_wrong_answer_and_no_fault(answer: str) -> None:
     found = await scored(answer_is("text", "symbolic"), answer, "5")
@@ -90,5 +99,9 @@ def test_sets_are_compared_in_one_pass(answer: str, reference: str, equal: bool)
 
 async def test_a_pattern_that_backtracks_without_end_finds_no_answer() -> None:
     found: Any = await scored(answer_is(r"regex:(\w+\s?)+$", "text"), "a" * 60 + "!", "a")
-    assert (found.value, found.fault, found.reason) == (0.0, None, "no answer was found in the final text")
+    assert (found.value, found.fault, found.reason) == (
+        0.0,
+        None,
+        "no answer was found in the final text",
+    )
     assert reader_of(r"regex:(\w+\s?)+$")("it is 5") == "5"

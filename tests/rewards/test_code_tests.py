@@ -1,4 +1,6 @@
-"""Code that is run against tests: what is right scores 1 in whatever form, what is wrong or hostile 0."""
+"""Code that is run against tests: what is right scores 1 in whatever form, what is wrong or hostile
+0.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ async def scores(reward: Reward, asked: Sequence[tuple[str, Sequence[Any]]]) -> 
         return await asyncio.gather(*(score(text, tests) for text, tests in asked))
 
 
-async def test_right_code_scores_one_and_its_wrong_sibling_none(environment: LocalEnvironment) -> None:
+async def test_right_code_scores_one_and_its_wrong_sibling_none(
+    environment: LocalEnvironment,
+) -> None:
     wrong = [(answer.text.replace(*answer.wrong), answer.tests) for answer in ANSWERS]
     right = [(answer.text, answer.tests) for answer in ANSWERS]
     with using_environment(environment):
         found = await scores(passes_tests(seconds=20.0), [*right, *wrong])
     missed = {
         answer.name: (one, other)
-        for answer, one, other in zip(ANSWERS, found[: len(ANSWERS)], found[len(ANSWERS) :], strict=True)
+        for answer, one, other in zip(
+            ANSWERS, found[: len(ANSWERS)], found[len(ANSWERS) :], strict=True
+        )
         if (one.value, other.value) != (1.0, 0.0)
     }
     assert missed == {}
@@ -56,19 +62,30 @@ async def test_right_code_scores_one_and_its_wrong_sibling_none(environment: Loc
 
 RETURNS_FIVE = "```python\ndef f(n):\n    return 5\n```"
 BROKEN = {
-    "a number whose text is too long": "class X:\n    def __repr__(s): return '0x' + 'f' * 9000\n"
-    "def f(n):\n    return X()",
+    "a number whose text is too long": (
+        "class X:\n    def __repr__(s): return '0x' + 'f' * 9000\ndef f(n):\n    return X()"
+    ),
     "a number of a million bits": "def f(n):\n    return 1 << 10**6",
     "brackets where the value goes": "import os\nos.write(3, b'1\\nx' + b'[' * 980)\nos._exit(0)",
-    "a value that is no JSON": "import os\ndef f(n):\n    os.write(3, b'1\\nx' + b'{' * 50)\n    os._exit(0)",
-    "an object that equals all": "class X:\n    def __eq__(self, o): return True\ndef f(n):\n    return X()",
-    "an object that says it is an int": "class X:\n    __class__ = int\n    def __int__(self): return 4\n"
-    "def f(n):\n    return X()",
-    "a harness that says other things": "import sys\nsys.modules['__main__'].data = lambda v: 6\n"
-    "def f(n):\n    return 5",
-    "an exception without words": "def f(n):\n    raise type('E', (BaseException,), {'__str__': lambda s: 1 / 0})()",
-    "a thread that ends the process": "import os, threading, time\n"
-    "def f(n):\n    threading.Timer(0, os._exit, (0,)).start()\n    time.sleep(1)",
+    "a value that is no JSON": (
+        "import os\ndef f(n):\n    os.write(3, b'1\\nx' + b'{' * 50)\n    os._exit(0)"
+    ),
+    "an object that equals all": (
+        "class X:\n    def __eq__(self, o): return True\ndef f(n):\n    return X()"
+    ),
+    "an object that says it is an int": (
+        "class X:\n    __class__ = int\n    def __int__(self): return 4\ndef f(n):\n    return X()"
+    ),
+    "a harness that says other things": (
+        "import sys\nsys.modules['__main__'].data = lambda v: 6\ndef f(n):\n    return 5"
+    ),
+    "an exception without words": (
+        "def f(n):\n    raise type('E', (BaseException,), {'__str__': lambda s: 1 / 0})()"
+    ),
+    "a thread that ends the process": (
+        "import os, threading, time\n"
+        "def f(n):\n    threading.Timer(0, os._exit, (0,)).start()\n    time.sleep(1)"
+    ),
     "an endless value": "def f(n):\n    return iter(int, 1)",
     "half a character": "def f(n):\n    return '\\ud800'",
     "a cycle": "a = []\na.append(a)\ndef f(n): return a",
@@ -77,22 +94,30 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN.keys())
-async def test_what_code_breaks_is_its_own_failed_test(environment: LocalEnvironment, code: str) -> None:
+async def test_what_code_breaks_is_its_own_failed_test(
+    environment: LocalEnvironment, code: str
+) -> None:
     tests = [{"call": "f(1)", "equals": 5}]
     with using_environment(environment):
-        broken, right = await scores(passes_tests(), [(f"```python\n{code}\n```", tests), (RETURNS_FIVE, tests)])
+        broken, right = await scores(
+            passes_tests(), [(f"```python\n{code}\n```", tests), (RETURNS_FIVE, tests)]
+        )
     assert (broken.value, broken.fault, right.value) == (0.0, None, 1.0)
     assert "test 1: " in broken.reason
 
 
-async def test_drawn_hostile_programs_score_zero_and_no_fault(environment: LocalEnvironment) -> None:
+async def test_drawn_hostile_programs_score_zero_and_no_fault(
+    environment: LocalEnvironment,
+) -> None:
     wrong, _ = await misjudged(hostile_answers(seed=0, count=100), environment)
     assert wrong == []
 
 
 @pytest.mark.slow
 @pytest.mark.whole
-async def test_many_drawn_hostile_programs_score_zero_and_no_fault(environment: LocalEnvironment) -> None:
+async def test_many_drawn_hostile_programs_score_zero_and_no_fault(
+    environment: LocalEnvironment,
+) -> None:
     wrong, _ = await misjudged(hostile_answers(seed=1, count=300), environment)
     assert wrong == []
 
@@ -125,7 +150,9 @@ if __name__ == "__main__":
 ```"""
 
 
-async def test_code_sees_the_input_of_its_own_test_when_that_is_due(environment: LocalEnvironment) -> None:
+async def test_code_sees_the_input_of_its_own_test_when_that_is_due(
+    environment: LocalEnvironment,
+) -> None:
     names = [f"input_{number}" for number in range(1, 5)]
     calls: list[Any] = [{"call": f"f({name!r})", "equals": []} for name in names]
     fed: list[Any] = [{"stdin": f"{name}\n", "stdout": f"{name} {name}"} for name in names]
@@ -148,7 +175,11 @@ class Counting(LocalEnvironment):
         found = replace(found, duration_seconds=found.duration_seconds + self.slower)
         if self.evicts and found.session is SessionState.KEPT:
             found = replace(found, session=SessionState.REPLAYED)
-        return replace(found, status=ToolStatus.INFRASTRUCTURE, stderr="it is gone") if self.lose else found
+        return (
+            replace(found, status=ToolStatus.INFRASTRUCTURE, stderr="it is gone")
+            if self.lose
+            else found
+        )
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +189,15 @@ def counting() -> Iterator[Counting]:
     opened.shutdown()
 
 
-SOMETIMES = "```python\nimport os\ndef f(n):\n    if n == 2: os._exit(0)\n    return n + (n == 4)\n```"
+SOMETIMES = (
+    "```python\nimport os\ndef f(n):\n    if n == 2: os._exit(0)\n    return n + (n == 4)\n```"
+)
 CALLED: list[Any] = [{"call": f"f({n})", "equals": n} for n in range(1, 6)]
 
 
-async def test_the_first_failure_is_the_last_test_where_only_the_whole_counts(counting: Counting) -> None:
+async def test_the_first_failure_is_the_last_test_where_only_the_whole_counts(
+    counting: Counting,
+) -> None:
     counting.calls = 0
     fed: list[Any] = [{"stdin": str(n), "stdout": "no"} for n in range(50)]
     with using_environment(counting):
@@ -172,7 +207,9 @@ async def test_the_first_failure_is_the_last_test_where_only_the_whole_counts(co
     assert counting.calls == 3
 
 
-async def test_the_share_counts_what_passes_before_and_after_a_process_that_has_ended(counting: Counting) -> None:
+async def test_the_share_counts_what_passes_before_and_after_a_process_that_has_ended(
+    counting: Counting,
+) -> None:
     with using_environment(counting):
         (found,) = await scores(passes_tests(partial=True), [(SOMETIMES, CALLED)])
     assert found.value == 3 / 5
@@ -183,12 +220,16 @@ async def test_code_that_runs_into_its_time_again_and_again_is_given_up(counting
     counting.calls = 0
     fed: list[Any] = [{"stdin": str(n), "stdout": "no"} for n in range(50)]
     with using_environment(counting):
-        (found,) = await scores(passes_tests(partial=True, seconds=0.2), [("```python\nwhile True: pass\n```", fed)])
+        (found,) = await scores(
+            passes_tests(partial=True, seconds=0.2), [("```python\nwhile True: pass\n```", fed)]
+        )
     assert (found.value, counting.calls) == (0.0, 5)
     assert found.reason == "0 of 50 tests passed; test 1: timeout"
 
 
-async def test_the_tests_of_a_program_have_a_time_together(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tests_of_a_program_have_a_time_together(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(counting, "slower", 45.0)
     counting.calls = 0
     fed: list[Any] = [{"stdin": str(n), "stdout": "no"} for n in range(50)]
@@ -202,7 +243,9 @@ async def test_a_process_that_is_ended_to_make_room_counts_against_no_program(
 ) -> None:
     monkeypatch.setattr(counting, "evicts", True)
     with using_environment(counting):
-        (found,) = await scores(passes_tests(), [(RETURNS_FIVE, [{"call": "f(1)", "equals": 5}] * 40)])
+        (found,) = await scores(
+            passes_tests(), [(RETURNS_FIVE, [{"call": "f(1)", "equals": 5}] * 40)]
+        )
     assert found.value == 1.0
 
 
@@ -219,7 +262,9 @@ async def test_a_test_that_the_sandbox_cannot_take_is_named(counting: Counting) 
     noise = "".join(map(chr, Random(0).choices(range(0x4E00, 0x9FFF), k=600_000)))
     with using_environment(counting):
         (found,) = await scores(passes_tests(), [(RETURNS_FIVE, [{"stdin": noise, "stdout": "5"}])])
-        (long,) = await scores(passes_tests(), [(f"```python\n{'#' * 300_000}\n```", [{"stdin": "", "stdout": ""}])])
+        (long,) = await scores(
+            passes_tests(), [(f"```python\n{'#' * 300_000}\n```", [{"stdin": "", "stdout": ""}])]
+        )
     assert found.fault is RewardFault.RAISED
     assert "bytes to the program, and the sandbox takes" in found.reason
     assert (long.value, long.reason) == (0.0, "the code is longer than 262,144 bytes")

@@ -43,7 +43,9 @@ async def test_values_are_weighted_and_the_outcome_is_one_of_them() -> None:
     def unsure() -> None:
         return None
 
-    rubric = Rubric([short, Reward(right, weight=2), Reward(few_calls, weight=0), unsure], outcome="right")
+    rubric = Rubric(
+        [short, Reward(right, weight=2), Reward(few_calls, weight=0), unsure], outcome="right"
+    )
     found = (await score(rubric, "42"))["42"]
     assert [(s.name, s.value, s.weight) for s in found.scores] == [
         ("short", -0.2, 1),
@@ -52,11 +54,29 @@ async def test_values_are_weighted_and_the_outcome_is_one_of_them() -> None:
         ("unsure", None, 1),
     ]
     assert found.scores[0].reason == "by its length"
-    assert found.rewards == {"short": -0.2, "right": 1.0, "few_calls": -1.0, "correct": 1.0, "reward": 1.8}
+    assert found.rewards == {
+        "short": -0.2,
+        "right": 1.0,
+        "few_calls": -1.0,
+        "correct": 1.0,
+        "reward": 1.8,
+    }
 
 
 async def test_every_way_of_failing_is_typed_and_takes_nothing_else_with_it() -> None:
-    texts = ["42", "sleep", "block", "wait", "raise", "nan", "exit", "quit", "stop", "fork", "abstain"]
+    texts = [
+        "42",
+        "sleep",
+        "block",
+        "wait",
+        "raise",
+        "nan",
+        "exit",
+        "quit",
+        "stop",
+        "fork",
+        "abstain",
+    ]
     others = [f"other {i}" for i in range(20)]
     found = await score(HOSTILE, *texts, *others)
     faults = {text: {s.name: s.fault for s in found[text].scores if s.fault} for text in texts}
@@ -75,8 +95,12 @@ async def test_every_way_of_failing_is_typed_and_takes_nothing_else_with_it() ->
     }
     assert found["42"].rewards["reward"] == 2.25
     assert found["abstain"].rewards["reward"] == 1.0, "who abstains is left out of the sum"
-    assert not any(found[text].rewards for text in texts if faults[text]), "what has no value is not 0"
-    assert all(found[text].rewards == found["other 0"].rewards and found[text].rewards for text in others)
+    assert not any(found[text].rewards for text in texts if faults[text]), (
+        "what has no value is not 0"
+    )
+    assert all(
+        found[text].rewards == found["other 0"].rewards and found[text].rewards for text in others
+    )
     assert "ValueError: of no use" in found["raise"].fault
 
 
@@ -89,7 +113,7 @@ async def test_what_a_reward_has_started_is_ended_with_its_process(tmp_path: Pat
     (tmp_path / "leaving.py").write_text(
         "import subprocess\n"
         "def leaves(text):\n"
-        f"    process = subprocess.Popen(['sleep', '3600'])\n"
+        "    process = subprocess.Popen(['sleep', '3600'])\n"
         f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(process.pid))\n"
         "    return 1\n"
     )
@@ -103,8 +127,12 @@ async def test_what_a_reward_has_started_is_ended_with_its_process(tmp_path: Pat
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_scoring_given_up_while_its_process_starts_leaves_none_behind_and_hangs_nobody(turns: int) -> None:
-    """`turns` of the event loop after it began, all tasks are cancelled at once, as at the end of `asyncio.run`."""
+def test_a_scoring_given_up_while_its_process_starts_leaves_none_behind_and_hangs_nobody(
+    turns: int,
+) -> None:
+    """`turns` of the event loop after it began, all tasks are cancelled at once, as at the end of
+    `asyncio.run`.
+    """
 
     async def given_up() -> None:
         async with opened_scorer(HOSTILE, folder=Path.cwd()) as scorer:
@@ -152,7 +180,10 @@ async def test_a_state_that_is_not_on_record_is_said_and_not_scored() -> None:
 
     with_state = Rollout(make_trajectory(), {"notes": "a"})
     async with opened_scorer(Rubric([length])) as scorer:
-        (found,), (lost,) = await scorer.score([with_state]), await scorer.score([Rollout(make_trajectory())])
+        (found,), (lost,) = (
+            await scorer.score([with_state]),
+            await scorer.score([Rollout(make_trajectory())]),
+        )
     assert found.outcome == 1.0
     assert lost.scores[0].fault is RewardFault.NOT_ON_RECORD
     assert "the state of thread 'thread-1' is not on record" in lost.fault
@@ -168,12 +199,23 @@ async def test_an_outcome_outside_of_its_range_is_a_fault() -> None:
     ("rubric", "said"),
     [
         (lambda: Rubric([]), "has no reward"),
-        (lambda: Rubric([Reward(lambda txt: 1, name="a")]), r"parameter 'txt' that it cannot be given.*`?text"),
-        (lambda: Rubric([Reward(lambda: 1, name="a"), Reward(lambda: 1, name="a")]), "two rewards called 'a'"),
+        (
+            lambda: Rubric([Reward(lambda txt: 1, name="a")]),
+            r"parameter 'txt' that it cannot be given.*`?text",
+        ),
+        (
+            lambda: Rubric([Reward(lambda: 1, name="a"), Reward(lambda: 1, name="a")]),
+            "two rewards called 'a'",
+        ),
         (lambda: Rubric([Reward(lambda: 1, name="a")], outcome="b"), "no reward 'b', its outcome"),
         (lambda: Rubric([Reward(lambda: 1, name="a", weight=0)]), "All weights"),
         (lambda: Rubric([Reward(lambda: 1, name="reward")]), "cannot be called 'reward'"),
-        (lambda: Rubric([Reward(lambda: 1, name="correct"), Reward(lambda: 1, name="b")], outcome="b"), "its outcome"),
+        (
+            lambda: Rubric(
+                [Reward(lambda: 1, name="correct"), Reward(lambda: 1, name="b")], outcome="b"
+            ),
+            "its outcome",
+        ),
     ],
 )
 def test_a_rubric_that_cannot_be_is_refused(rubric: Any, said: str) -> None:
@@ -220,9 +262,12 @@ async def test_a_rubric_of_a_file_says_which_source_it_had(tmp_path: Path) -> No
     assert all(codes)
 
 
-async def test_a_rubric_with_a_name_of_its_own_is_loaded_by_the_string_that_names_it(tmp_path: Path) -> None:
+async def test_a_rubric_with_a_name_of_its_own_is_loaded_by_the_string_that_names_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(
-        "from hrm_agent.rewards import Rubric\ndef half(text): return 0.5\nrubric = Rubric([half], name='halves')\n"
+        "from hrm_agent.rewards import Rubric\ndef half(text): return 0.5\nrubric = Rubric([half],"
+        " name='halves')\n"
     )
     async with opened_scorer("./mine.py:rubric", folder=tmp_path) as scorer:
         (found,) = await scorer.score([rollout("x")])

@@ -63,8 +63,12 @@ def run(
     """The run of a rollout, and how often the policy was asked."""
     codec, thread = options.pop("codec", None), options.pop("thread", "t")
     with ScriptedEngine(answers, codec=codec) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", environment, **{"repeats_errors": True, **options})
-        episode = Episode(TASK, thread, graph=graph, seed=1, verify=lambda text: float(text == "42"))
+        runner = EpisodeRunner(
+            store, engine, "scripted", environment, **{"repeats_errors": True, **options}
+        )
+        episode = Episode(
+            TASK, thread, graph=graph, seed=1, verify=lambda text: float(text == "42")
+        )
         return asyncio.run(runner.run(episode)), engine.calls
 
 
@@ -94,7 +98,11 @@ def raised(error: Exception) -> Callable[[str], Any]:
         (asking(raised(RuntimeError("this is no plan"))), "hm", "RuntimeError: this is no plan"),
         (asking(lambda text: Path(text).read_text()), "no/such/file", "FileNotFoundError"),
         (asking(lambda text: Path(text).read_text()), "a" * 300, "OSError"),
-        (asking(lambda text: sqlite3.connect(":memory:").execute(text)), "SELEC 1", "OperationalError: near"),
+        (
+            asking(lambda text: sqlite3.connect(":memory:").execute(text)),
+            "SELEC 1",
+            "OperationalError: near",
+        ),
         (asking(httpx.get), "example", "UnsupportedProtocol"),
     ],
 )
@@ -102,7 +110,9 @@ def test_what_a_graph_raises_on_an_answer_is_a_wrong_answer(
     graph: Any, answer: str, error: str, store: RunStore, environment: LocalEnvironment
 ) -> None:
     found, asked = run(graph, [answer], store, environment)
-    assert end_of(found) == BY_POLICY and asked == 1, "the same answer was given back, not another one sampled"
+    assert end_of(found) == BY_POLICY and asked == 1, (
+        "the same answer was given back, not another one sampled"
+    )
     assert (found.error or "").startswith(error) and ".py:" in str(found.error_at)
     assert store.journal.trajectory("t") == found
     if error:  # what a store cannot hold, a replay in memory can
@@ -111,7 +121,14 @@ def test_what_a_graph_raises_on_an_answer_is_a_wrong_answer(
 
 
 @pytest.mark.parametrize(
-    "error", [httpx.ConnectError("away"), ConnectionResetError(), TimeoutError(), MemoryError(), OSError(28, "full")]
+    "error",
+    [
+        httpx.ConnectError("away"),
+        ConnectionResetError(),
+        TimeoutError(),
+        MemoryError(),
+        OSError(28, "full"),
+    ],
 )
 def test_what_a_machine_or_a_service_fails_at_is_not(
     error: Exception, store: RunStore, environment: LocalEnvironment
@@ -124,7 +141,9 @@ def test_what_a_machine_or_a_service_fails_at_is_not(
 
 
 def of(package: str, *names: str, **attributes: Any) -> Exception:
-    """An error of a package, which need not be here: the last name is its class, those before it are its bases."""
+    """An error of a package, which need not be here: the last name is its class, those before it
+    are its bases.
+    """
     kind: type[Exception] = Exception
     for name in names:
         kind = type(name, (kind,), {"__module__": f"{package}.exceptions"})
@@ -144,7 +163,9 @@ def by_sqlite(statement: str, before: str = "") -> Exception:
 
 def status(code: int) -> Exception:
     asked = httpx.Request("GET", "http://h/")
-    return httpx.HTTPStatusError("said", request=asked, response=httpx.Response(code, request=asked))
+    return httpx.HTTPStatusError(
+        "said", request=asked, response=httpx.Response(code, request=asked)
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +180,14 @@ def status(code: int) -> Exception:
         (sqlite3.OperationalError("disk I/O error"), False),
         (sqlite3.OperationalError("unable to open database file"), False),
         (of("sqlalchemy", "DBAPIError", "OperationalError", orig=by_sqlite("SELEC 1")), True),
-        (of("sqlalchemy", "OperationalError", orig=sqlite3.OperationalError("database is locked")), False),
+        (
+            of(
+                "sqlalchemy",
+                "OperationalError",
+                orig=sqlite3.OperationalError("database is locked"),
+            ),
+            False,
+        ),
         (of("sqlalchemy", "NoSuchTableError"), True),
         (of("psycopg", "DatabaseError", "ProgrammingError", "UndefinedTable"), True),
         (of("psycopg", "ProgrammingError", "InsufficientPrivilege"), False),
@@ -177,9 +205,15 @@ def status(code: int) -> Exception:
         (HTTPError("http://h/", 404, "said", Message(), None), True),
         (HTTPError("http://h/", 502, "said", Message(), None), False),
         (URLError(ConnectionRefusedError()), False),
-        *((OSError(getattr(errno, name), "said"), True) for name in ("ENAMETOOLONG", "EINVAL", "ENOENT", "EEXIST")),
+        *(
+            (OSError(getattr(errno, name), "said"), True)
+            for name in ("ENAMETOOLONG", "EINVAL", "ENOENT", "EEXIST")
+        ),
         *((OSError(getattr(errno, name), "said"), True) for name in ("EISDIR", "ENOTDIR")),
-        *((OSError(getattr(errno, name), "said"), False) for name in ("EACCES", "EIO", "ENOSPC", "ECONNREFUSED")),
+        *(
+            (OSError(getattr(errno, name), "said"), False)
+            for name in ("EACCES", "EIO", "ENOSPC", "ECONNREFUSED")
+        ),
         (ssl.SSLWantReadError(errno.EINVAL, "said"), False),
     ],
     ids=lambda value: value if isinstance(value, bool) else repr(value)[:40],
@@ -190,9 +224,13 @@ def test_what_a_service_was_asked_amiss_may_be_the_policys(error: Exception, may
     assert (may_follow_from_answers(error), may_follow_from_answers(handled)) == (may, may)
 
 
-def test_what_happens_by_chance_does_not_happen_twice(store: RunStore, environment: LocalEnvironment) -> None:
+def test_what_happens_by_chance_does_not_happen_twice(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     tries = itertools.count()
-    found, asked = run(hostile_answers.by_chance(lambda: next(tries) == 0), ["42"], store, environment)
+    found, asked = run(
+        hostile_answers.by_chance(lambda: next(tries) == 0), ["42"], store, environment
+    )
     assert end_of(found) == (RunStatus.COMPLETED, StopReason.ANSWER, {"correct": 1.0})
     assert (asked, next(tries)) == (1, 2), "the step was taken again, with the answer on record"
 
@@ -210,7 +248,9 @@ def test_chance_is_drawn_anew(store: RunStore, environment: LocalEnvironment) ->
     assert found.answer == "42" and drawn[0] != drawn[1]
 
 
-def test_before_the_policy_has_answered_nothing_is_its_doing(store: RunStore, environment: LocalEnvironment) -> None:
+def test_before_the_policy_has_answered_nothing_is_its_doing(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     def think(_: State) -> Any:
         raise KeyError("no such setting")
 
@@ -249,7 +289,12 @@ PLAIN_JSON = '{"steps": []}'
     ],
 )
 def test_what_a_template_refuses_of_the_policy_ends_its_own_rollout(
-    refusal: str, answer: str, graph: Any, reason: str, store: RunStore, environment: LocalEnvironment
+    refusal: str,
+    answer: str,
+    graph: Any,
+    reason: str,
+    store: RunStore,
+    environment: LocalEnvironment,
 ) -> None:
     codec = codec_that(refusal)
     found, asked = run(graph, [answer, "42"], store, environment, codec=codec)
@@ -264,7 +309,9 @@ def test_what_a_template_refuses_of_the_policy_ends_its_own_rollout(
 def test_what_a_template_refuses_of_the_graph_itself_is_a_persons_to_mend(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    codec = codec_that("{{ raise_exception('no user here') if message.content != 'QUESTION' }}", role="user")
+    codec = codec_that(
+        "{{ raise_exception('no user here') if message.content != 'QUESTION' }}", role="user"
+    )
     with pytest.raises(TemplateRefusalError, match="refuses the conversation: no user here"):
         run(calling, ["42"], store, environment, codec=codec)
 
@@ -273,21 +320,30 @@ def test_a_refusal_of_a_later_prompt_of_the_graph_is_named_all_the_same(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
     codec = codec_that(
-        "{{ raise_exception('no') if message.content == PLAIN }}".replace("PLAIN", repr(PLAIN_JSON)), "user"
+        "{{ raise_exception('no') if message.content == PLAIN }}".replace(
+            "PLAIN", repr(PLAIN_JSON)
+        ),
+        "user",
     )
     found, _ = run(quoting, [PLAIN_JSON], store, environment, codec=codec)
     assert end_of(found) == BY_POLICY
 
 
-def test_the_text_of_a_full_context_window_is_kept(store: RunStore, environment: LocalEnvironment) -> None:
+def test_the_text_of_a_full_context_window_is_kept(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     full = ContextLengthError("The prompt has 3000 tokens, and the window 2048.", "Shorten it.")
     found, _ = run(asking(raised(full)), ["42"], store, environment)
     assert end_of(found)[:2] == (RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
     assert "3000 tokens" in str(found.error)
 
 
-def test_halves_of_characters_are_no_reason_to_fail(store: RunStore, environment: LocalEnvironment) -> None:
+def test_halves_of_characters_are_no_reason_to_fail(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     found, _ = run(reading, ['{"steps": [], "answer": "a\\ud800b\\u0000"}'], store, environment)
     assert found.status is RunStatus.COMPLETED and found.answer == "a\ufffdb\x00"
-    failed, _ = run(asking(raised(ValueError("\ud800"))), ["42"], store, environment, thread="failed")
+    failed, _ = run(
+        asking(raised(ValueError("\ud800"))), ["42"], store, environment, thread="failed"
+    )
     assert failed.error == "ValueError: \ufffd" and store.journal.trajectory("failed") == failed

@@ -1,4 +1,6 @@
-"""States with channels whose value LangGraph makes of writes (`DeltaChannel`), wherever a state is looked at."""
+"""States with channels whose value LangGraph makes of writes (`DeltaChannel`), wherever a state is
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.runtime.time_travel.fork import fork, history, thread_diff
 from hrm_agent.store import RunStore
-from hrm_agent.store.browse.state import ShownMessage, Written, newest_plain_channels, shown_channels
+from hrm_agent.store.browse.state import (
+    ShownMessage,
+    Written,
+    newest_plain_channels,
+    shown_channels,
+)
 from hrm_agent.store.upkeep.verification import verify
 from hrm_agent.store.values.plain_reader import NeedsItsType
 from hrm_agent.trajectory import Call, GraphIdentity, TaskRef
@@ -42,17 +49,29 @@ def compiled(store: RunStore, name: str = DESK) -> Any:
 
 async def two_turns(store: RunStore, environment: LocalEnvironment, name: str = DESK) -> None:
     with ScriptedEngine([]) as engine:
-        await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "t", graph=name))
-    await compiled(store, name).ainvoke({"messages": [HumanMessage("more", id="more")]}, on("t"), durability="sync")
+        await EpisodeRunner(store, engine, "scripted", environment).run(
+            Episode(TASK, "t", graph=name)
+        )
+    await compiled(store, name).ainvoke(
+        {"messages": [HumanMessage("more", id="more")]}, on("t"), durability="sync"
+    )
 
 
-async def test_the_newest_state_is_langgraphs(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_the_newest_state_is_langgraphs(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await two_turns(store, environment)
     state = newest_state(store, "t", DESK)
     assert state is not None
-    assert {name: state[name] for name in ("files", "messages", "note")} == compiled(store).get_state(on("t")).values
+    assert {name: state[name] for name in ("files", "messages", "note")} == compiled(
+        store
+    ).get_state(on("t")).values
     assert state["files"] == BOTH
-    assert [message.text for message in state["messages"]][3:] == ["more", "draft 4", "2 files, 5 messages"]
+    assert [message.text for message in state["messages"]][3:] == [
+        "more",
+        "draft 4",
+        "2 files, 5 messages",
+    ]
 
 
 async def test_rewards_see_it(store: RunStore, environment: LocalEnvironment) -> None:
@@ -61,12 +80,18 @@ async def test_rewards_see_it(store: RunStore, environment: LocalEnvironment) ->
 
     await two_turns(store, environment)
     reward = Reward(written)
-    given = arguments_of(reward, Rollout(store.journal.trajectory("t"), newest_state(store, "t", DESK)), [])
+    given = arguments_of(
+        reward, Rollout(store.journal.trajectory("t"), newest_state(store, "t", DESK)), []
+    )
     assert Rubric([reward]) and reward.function(**given) == 2
 
 
-@pytest.mark.parametrize("graph", ["gone.module:graph", "tests.support.graphs.compared_agents:steps"])
-async def test_without_the_graph_it_is_not_known(graph: str, store: RunStore, environment: LocalEnvironment) -> None:
+@pytest.mark.parametrize(
+    "graph", ["gone.module:graph", "tests.support.graphs.compared_agents:steps"]
+)
+async def test_without_the_graph_it_is_not_known(
+    graph: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     """`steps` has a channel `messages` of another kind, and no `files`."""
     await two_turns(store, environment)
     with pytest.raises(GraphError, match="files") as raised:
@@ -87,7 +112,11 @@ async def test_each_moment_has_its_own(store: RunStore, environment: LocalEnviro
     by_id = {each.config["configurable"]["checkpoint_id"]: each.values for each in states}
     moments = history(store, "t").moments
     for moment in moments:
-        expected = {name: value for name, value in by_id[moment.checkpoint_id].items() if name in moment.values}
+        expected = {
+            name: value
+            for name, value in by_id[moment.checkpoint_id].items()
+            if name in moment.values
+        }
         assert moment.values == expected
     assert [len(moment.values.get("files", {})) for moment in moments] == [0, 0, 1, 1, 1, 1, 2, 2]
     assert "files" in [change.channel for change in thread_diff(store, "t@3", "t").changes]
@@ -98,8 +127,18 @@ async def test_each_moment_has_its_own(store: RunStore, environment: LocalEnviro
     [
         ("2", {}, FIRST, ["Go.", "draft 1", "1 files, 2 messages"]),
         ("2", {"files": {"x": "y"}}, {"x": "y"}, ["Go.", "draft 1", "1 files, 2 messages"]),
-        ("6", {"messages": [{"role": "user", "content": "hm"}]}, BOTH, ["hm", "2 files, 1 messages"]),
-        ("before:write#2", {"note": "z"}, BOTH, ["Go.", "draft 1", "1 files, 2 messages", "more", "draft 4"]),
+        (
+            "6",
+            {"messages": [{"role": "user", "content": "hm"}]},
+            BOTH,
+            ["hm", "2 files, 1 messages"],
+        ),
+        (
+            "before:write#2",
+            {"note": "z"},
+            BOTH,
+            ["Go.", "draft 1", "1 files, 2 messages", "more", "draft 4"],
+        ),
         ("last", {}, BOTH, ["Go.", "draft 1", "1 files, 2 messages", "more", "draft 4"]),
     ],
 )
@@ -115,17 +154,30 @@ async def test_forks_and_edits(
     assert (await replay_async(store, "u")).equal
 
 
-async def test_a_question_is_answered_and_the_next_turn_knows(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_question_is_answered_and_the_next_turn_knows(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     name = "tests.support.graphs.compared_agents:desk_asks"
     with ScriptedEngine([]) as engine:
-        await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "t", graph=name))
-    for given in (Command(resume="yes"), {"messages": [HumanMessage("more", id="m")]}, Command(resume="no")):
+        await EpisodeRunner(store, engine, "scripted", environment).run(
+            Episode(TASK, "t", graph=name)
+        )
+    for given in (
+        Command(resume="yes"),
+        {"messages": [HumanMessage("more", id="m")]},
+        Command(resume="no"),
+    ):
         await compiled(store, name).ainvoke(given, on("t"), durability="sync")
         assert (await replay_async(store, "t")).equal
-    assert (newest_state(store, "t", name) or {})["files"] == FIRST | {"approved.md": "no", "2.md": "draft of 3"}
+    assert (newest_state(store, "t", name) or {})["files"] == FIRST | {
+        "approved.md": "no",
+        "2.md": "draft of 3",
+    }
 
 
-async def test_an_edit_in_langgraphs_own_way(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_edit_in_langgraphs_own_way(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await two_turns(store, environment)
     await compiled(store).aupdate_state(on("t"), {"files": {"own": "edit"}}, as_node="write")
     await compiled(store).ainvoke(None, on("t"), durability="sync")
@@ -139,7 +191,9 @@ async def test_what_it_is_made_of_is_kept(store: RunStore, environment: LocalEnv
     store.checkpointer.prune(["t"])
     assert newest_state(store, "t", DESK) == before
     assert list(verify(store)) == []
-    await compiled(store).ainvoke({"messages": [HumanMessage("more", id="3")]}, on("t"), durability="sync")
+    await compiled(store).ainvoke(
+        {"messages": [HumanMessage("more", id="3")]}, on("t"), durability="sync"
+    )
     assert len((newest_state(store, "t", DESK) or {})["files"]) == 3
 
 
@@ -147,7 +201,9 @@ async def test_of_another_runs_checkpoints_those_stay_that_it_is_made_of(store: 
     graph = compiled(store)
     for run_id in ("one", "two"):
         config = on("t") | {"metadata": {"run_id": run_id}}
-        await graph.ainvoke({"messages": [HumanMessage("more", id=run_id)]}, config, durability="sync")
+        await graph.ainvoke(
+            {"messages": [HumanMessage("more", id=run_id)]}, config, durability="sync"
+        )
     before = newest_state(store, "t", DESK)
     store.checkpointer.delete_for_runs(["one"])
     assert newest_state(store, "t", DESK) == before
@@ -155,7 +211,9 @@ async def test_of_another_runs_checkpoints_those_stay_that_it_is_made_of(store: 
     assert newest_state(store, "t", DESK) is None
 
 
-async def test_a_viewer_shows_what_it_is_made_of(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_viewer_shows_what_it_is_made_of(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await two_turns(store, environment)
     found = shown_channels(store, "t")
     assert found is not None
@@ -174,16 +232,31 @@ async def test_messages_of_a_call_that_was_recorded_without_its_request(
     found = store.checkpointer.get_tuple(on("t"))
     assert found is not None
     identity = GraphIdentity(
-        thread_id="t", checkpoint_id=found.checkpoint["id"], checkpoint_ns="read:1", task_id="1", node="read"
+        thread_id="t",
+        checkpoint_id=found.checkpoint["id"],
+        checkpoint_ns="read:1",
+        task_id="1",
+        node="read",
     )
     call = Call.model_construct(identity=identity)
     told = [message.text for message in states_of(store.checkpointer)(call)]
-    assert told == ["Go.", "draft 1", "1 files, 2 messages", "more", "draft 4", "2 files, 5 messages"]
+    assert told == [
+        "Go.",
+        "draft 1",
+        "1 files, 2 messages",
+        "more",
+        "draft 4",
+        "2 files, 5 messages",
+    ]
 
 
-async def test_a_message_that_names_no_record_is_found(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_message_that_names_no_record_is_found(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     with ScriptedEngine([]) as engine:
-        await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "t", graph=DESK))
+        await EpisodeRunner(store, engine, "scripted", environment).run(
+            Episode(TASK, "t", graph=DESK)
+        )
     lost = AIMessage("x", id="x", response_metadata={"call_id": "nowhere"})
     await compiled(store).ainvoke({"messages": [lost]}, on("t"), durability="sync")
     found = list(verify(store))
@@ -212,5 +285,7 @@ async def test_a_subgraph_that_keeps_its_state(
     graph = compiled(store, f"tests.support.graphs.compared_agents:{name}")
     fork(store, "t", found.moments[-1], name="u")
     await graph.ainvoke({"messages": [HumanMessage("more", id="3")]}, on("u"), durability="sync")
-    assert [m.values.get("seen") for m in history(store, "u").walk() if m.namespace in namespaces][-1] == ["once"] * 3
+    assert [m.values.get("seen") for m in history(store, "u").walk() if m.namespace in namespaces][
+        -1
+    ] == ["once"] * 3
     assert (await replay_async(store, "u")).equal

@@ -30,7 +30,10 @@ from hrm_agent.trajectory.formats.otel.spans import spans_of
 from tests.support.trajectory.samples import make_tool_call, make_trajectory
 
 SCRIPT = (
-    '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
+    (
+        '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 *'
+        ' 7"}}</tool_call>'
+    ),
     r"<reason>done</reason><answer>\boxed{42}</answer>",
 )
 SENT = RunSettings(otel=True)
@@ -102,12 +105,16 @@ async def test_a_run_is_sent_as_it_ends_and_not_when_it_is_read_back(
 ) -> None:
     exporter = InMemorySpanExporter()
     with exporting(SENT, exporter) as on_end:
-        runner = EpisodeRunner(store, ScriptedEngine(SCRIPT), "scripted", environment, on_end=on_end)
+        runner = EpisodeRunner(
+            store, ScriptedEngine(SCRIPT), "scripted", environment, on_end=on_end
+        )
         ended = await runner.run(episode())
         assert await runner.run(episode()) == ended
     found = exporter.get_finished_spans()
     wanted = spans_of(ended)
-    assert [f"{span.context.span_id:016x}" for span in found if span.context] == [span.span_id for span in wanted]
+    assert [f"{span.context.span_id:016x}" for span in found if span.context] == [
+        span.span_id for span in wanted
+    ]
     assert [span.name for span in found if span.name.partition(" ")[1]] == [
         "invoke_agent tool_loop",
         "chat scripted",
@@ -120,7 +127,9 @@ async def test_a_run_is_sent_as_it_ends_and_not_when_it_is_read_back(
 
 
 @pytest.mark.parametrize(
-    ("variables", "settings"), [({}, RunSettings()), ({"OTEL_SDK_DISABLED": "true"}, SENT)], ids=["off", "disabled"]
+    ("variables", "settings"),
+    [({}, RunSettings()), ({"OTEL_SDK_DISABLED": "true"}, SENT)],
+    ids=["off", "disabled"],
 )
 def test_nothing_is_sent_unasked(
     variables: dict[str, str], settings: RunSettings, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +144,11 @@ def test_a_run_that_waits_with_a_question_has_not_ended() -> None:
     exporter = InMemorySpanExporter()
     with exporting(SENT, exporter) as on_end:
         assert on_end is not None
-        on_end(make_trajectory(status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=None))
+        on_end(
+            make_trajectory(
+                status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=None
+            )
+        )
     assert exporter.get_finished_spans() == ()
 
 
@@ -147,9 +160,13 @@ def test_the_variables_say_where_to(collector: Collector, monkeypatch: pytest.Mo
         assert on_end is not None
         on_end(make_trajectory())
     (request,) = collector.requests
-    resource = {item.key: item.value.string_value for item in request.resource_spans[0].resource.attributes}
+    resource = {
+        item.key: item.value.string_value for item in request.resource_spans[0].resource.attributes
+    }
     assert (resource["service.name"], resource["openinference.project.name"]) == ("mine", "agents")
-    assert collector.paths == ["/v1/traces"] and collector.headers[0]["authorization"] == "Basic abc"
+    assert (
+        collector.paths == ["/v1/traces"] and collector.headers[0]["authorization"] == "Basic abc"
+    )
     root, *_ = collector.spans
     assert "gen_ai.input.messages" in {item.key for item in root.attributes}
 
@@ -167,9 +184,12 @@ def test_a_collector_that_refuses_is_told_of_and_costs_nothing(
     assert "3 runs were not sent by --otel" in said
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_waits_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(telemetry, "_WAITING", 2)
-    sending = telemetry._Sending(lambda spans: None, content=False)  # not started: nothing is taken out
+    # not started: nothing is taken out
+    sending = telemetry._Sending(lambda spans: None, content=False)
     for _ in range(5):
         sending.put(make_trajectory())
     assert sending._lost == 3 and "too slow" in capsys.readouterr().err
@@ -203,7 +223,9 @@ def test_what_is_no_address_of_a_collector(url: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1/traces"])
-def test_a_collector_is_named_by_its_base_or_its_whole_address(end: str, collector: Collector) -> None:
+def test_a_collector_is_named_by_its_base_or_its_whole_address(
+    end: str, collector: Collector
+) -> None:
     assert otlp_sender(f"{collector.url}{end}")(spans_of(make_trajectory())) is None
     assert collector.paths == ["/v1/traces"] and len(collector.spans) == 9
 
@@ -215,7 +237,10 @@ def test_halves_of_characters_are_sent_as_replaced(collector: Collector) -> None
 
 
 def test_export_sends_a_store(
-    collector: Collector, store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    collector: Collector,
+    store: RunStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sample = make_trajectory()
     store.journal.write_trajectory(sample)
@@ -259,15 +284,29 @@ graph = builder.compile()
 
 
 @pytest.mark.whole
-def test_a_run_that_was_killed_and_resumed_is_sent_once(collector: Collector, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_and_resumed_is_sent_once(
+    collector: Collector, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "script.jsonl").write_text('"one"\n"two"\n"three"\n')
-    words = ["run", "task", "--graph", "./own.py:graph", "--policy", "scripted:script.jsonl", "--thread", "t", "--otel"]
+    words = [
+        "run",
+        "task",
+        "--graph",
+        "./own.py:graph",
+        "--policy",
+        "scripted:script.jsonl",
+        "--thread",
+        "t",
+        "--otel",
+    ]
 
     def start() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "hrm_agent", *words]
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=variables)
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=variables
+        )
 
     assert start().returncode == -signal.SIGKILL
     assert collector.requests == []
@@ -276,7 +315,9 @@ def test_a_run_that_was_killed_and_resumed_is_sent_once(collector: Collector, tm
     assert start().returncode == 0  # it is read back
     with open_store(tmp_path / "runs" / "store.db") as store:
         record = store.journal.trajectory("t")
-    assert [span.span_id.hex() for span in collector.spans] == [span.span_id for span in spans_of(record)]
+    assert [span.span_id.hex() for span in collector.spans] == [
+        span.span_id for span in spans_of(record)
+    ]
     assert collector.names.count("chat scripted:script.jsonl") == 2
 
 

@@ -1,4 +1,6 @@
-"""What tests of both bodies share; a file that needs more ways of opening a store has fixtures of its own."""
+"""What tests of both bodies share; a file that needs more ways of opening a store has fixtures of
+its own.
+"""
 
 from __future__ import annotations
 

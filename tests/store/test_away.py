@@ -1,4 +1,6 @@
-"""A server that is away: how long it is waited for, by whom, and that nobody waits for anything else."""
+"""A server that is away: how long it is waited for, by whom, and that nobody waits for anything
+else.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def test_a_slow_statement_of_a_server_that_is_there_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("given", "timeout", "idle"), [("", "30000", "10"), ("?tcp_user_timeout=7&keepalives_idle=3", "7", "3")]
+    ("given", "timeout", "idle"),
+    [("", "30000", "10"), ("?tcp_user_timeout=7&keepalives_idle=3", "7", "3")],
 )
 @pytest.mark.parametrize("read_only", [False, True])
 def test_the_kernel_gives_up_a_way_within_a_lease_or_when_the_url_says(
@@ -124,7 +127,9 @@ ASKED = {ask.__name__: ask for ask in (write, read, look)}
 
 
 def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
-    """How often the server was tried. What is said is that it refuses, and not that somebody had waited for it."""
+    """How often the server was tried. What is said is that it refuses, and not that somebody had
+    waited for it.
+    """
     with pytest.raises(StoreError, match=r"unreachable for over 2 seconds: connection .*refused"):
         ask(asked.store)
     tries, asked.clock.sleeps = asked.clock.sleeps + 1, 0
@@ -133,7 +138,9 @@ def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
 
 @pytest.mark.parametrize("first", ASKED)
 def test_a_server_that_stays_away_is_waited_for_once(first: str, opened: Opened) -> None:
-    """The first request waits out the patience; the many reads and writes by which the run then ends fail at once."""
+    """The first request waits out the patience; the many reads and writes by which the run then
+    ends fail at once.
+    """
     opened.way.shut()
     assert refused(opened, ASKED[first]) == pytest.approx(PATIENCE / 0.1, abs=2)
     assert [refused(opened, ask) for ask in (*ASKED.values(), *ASKED.values())] == [1] * 6
@@ -165,7 +172,9 @@ def test_a_server_that_comes_back_is_found_by_who_waits(asked: str, opened: Open
 class Held:
     """Stands for a connection."""
 
-    def __init__(self, status: psycopg.pq.TransactionStatus = psycopg.pq.TransactionStatus.IDLE) -> None:
+    def __init__(
+        self, status: psycopg.pq.TransactionStatus = psycopg.pq.TransactionStatus.IDLE
+    ) -> None:
         self.info = self
         self.transaction_status = status
         self.closed = False
@@ -189,7 +198,9 @@ def test_readers_share_so_many_connections() -> None:
     assert readers.take() is first and len(made) == 2
     made[0].transaction_status = psycopg.pq.TransactionStatus.INTRANS
     readers.give(first)
-    assert made[0].closed and readers.take() is made[2], "what is in the middle of something is nobody's"
+    assert made[0].closed and readers.take() is made[2], (
+        "what is in the middle of something is nobody's"
+    )
     readers.give(second)
     readers.forget()
     assert made[1].closed and not made[2].closed
@@ -210,7 +221,9 @@ def test_who_cannot_connect_takes_no_place() -> None:
             readers.take()
 
 
-def test_a_reader_that_is_refused_leaves_the_writer_alone(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_refused_leaves_the_writer_alone(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that has no place for one more connection serves those that it has."""
     database = opened.store.database
     assert isinstance(database, PostgresDatabase)
@@ -298,10 +311,14 @@ def test_a_read_that_cannot_be_of_one_moment_any_more_is_refused(opened: Opened)
         cursor.execute("SELECT 1").fetchall()
         opened.way.shut()
         opened.way.open()
-        opened.store.database.write(lambda cursor: cursor.execute("CREATE TABLE another (number INTEGER)"))
+        opened.store.database.write(
+            lambda cursor: cursor.execute("CREATE TABLE another (number INTEGER)")
+        )
         assert cursor.execute("SELECT count(*) FROM another").fetchone() == (0,)
         opened.way.shut()
         opened.way.open()
         opened.store.database.write(lambda cursor: cursor.execute(insert, (1,)))
-        with pytest.raises(StoreError, match=r"lost in the middle of a read.*written to since\. Read it again"):
+        with pytest.raises(
+            StoreError, match=r"lost in the middle of a read.*written to since\. Read it again"
+        ):
             cursor.execute("SELECT 2")

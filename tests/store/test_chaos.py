@@ -1,6 +1,8 @@
-"""What a store goes through beside kills: full disks, lost servers, lost answers, cancelled waiters, forks, rivals.
+"""What a store goes through beside kills: full disks, lost servers, lost answers, cancelled
+waiters, forks, rivals.
 
-Runs are forks of a warm process (`tests.support.graphs.kills`); what they asked is counted outside of them.
+Runs are forks of a warm process (`tests.support.graphs.kills`); what they asked is counted outside
+of them.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    opened = Driver([sys.executable, "-m", "tests.support.begin", "tests.support.store.chaos_driver"])
+    opened = Driver(
+        [sys.executable, "-m", "tests.support.begin", "tests.support.store.chaos_driver"]
+    )
     yield opened
     opened.close()
 
@@ -74,7 +78,9 @@ def driver() -> Iterator[Driver]:
 @pytest.fixture(scope="module")
 def untouched(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The record of a run of two tasks that nothing happens to."""
-    return untouched_record(driver, plan_of(tmp_path_factory.mktemp("alone")), tmp_path_factory.mktemp("alone") / "run")
+    return untouched_record(
+        driver, plan_of(tmp_path_factory.mktemp("alone")), tmp_path_factory.mktemp("alone") / "run"
+    )
 
 
 def plan_of(folder: Path, url: str = "", tasks: int = 2) -> Plan:
@@ -96,7 +102,9 @@ def test_a_run_that_runs_out_of_room_goes_on_when_there_is_some(
     for pages in (36, 55, 75):
         Path(plan.folder, PAGES).write_text(str(pages))
         assert driver.start(plan).result() == 1
-        assert "StoreFullError" in error_of(plan) and "hrm-agent resume" in error_of(plan), error_of(plan)
+        assert "StoreFullError" in error_of(plan) and "hrm-agent resume" in error_of(plan), (
+            error_of(plan)
+        )
         times_full += 1
     Path(plan.folder, PAGES).unlink()
     assert driver.start(plan).result() == 0
@@ -105,14 +113,25 @@ def test_a_run_that_runs_out_of_room_goes_on_when_there_is_some(
 
 
 @pytest.mark.slow
-def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tmp_path: Path) -> None:
-    """On a small disk of its own. Some room is made whenever the run has ended for want of it, and at last enough."""
+def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(
+    driver: Driver, tmp_path: Path
+) -> None:
+    """On a small disk of its own. Some room is made whenever the run has ended for want of it, and
+    at last enough.
+    """
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     plan = plan_in(kept, f"sqlite:///{disk}/store.db", tasks=3, sandbox=False)
     expected = untouched_record(driver, plan, tmp_path / "alone")
-    mount = f"mount -t tmpfs -o size={BALLAST + STEP} none {disk} && head -c {BALLAST} /dev/zero > {disk}/ballast"
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = (
+        f"mount -t tmpfs -o size={BALLAST + STEP} none {disk} && head -c {BALLAST} /dev/zero >"
+        f" {disk}/ballast"
+    )
+    namespace = (
+        ["unshare", "--mount"]
+        if os.geteuid() == 0
+        else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
     small = Driver([*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *COMMAND])
     try:
         small.start(replace(plan, tasks=0)).result()  # the disk is mounted when this has ended
@@ -122,7 +141,9 @@ def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tm
             error = (kept / "error.txt").read_text()
             assert code == 1 and "StoreFullError" in error and "hrm-agent resume" in error, error
             times_full += 1
-            os.truncate(inside / "ballast", BALLAST - times_full * STEP if times_full < STEPS else 0)
+            os.truncate(
+                inside / "ballast", BALLAST - times_full * STEP if times_full < STEPS else 0
+            )
             assert times_full <= STEPS, error
         for file in inside.glob("store.db*"):
             shutil.copy(file, kept)
@@ -147,7 +168,11 @@ def restarted(postgres: PostgresServer) -> Iterator[None]:
 
 
 def test_a_run_waits_for_a_server_that_restarts(
-    driver: Driver, untouched: dict[str, Any], postgres: PostgresServer, fresh_database: str, tmp_path: Path
+    driver: Driver,
+    untouched: dict[str, Any],
+    postgres: PostgresServer,
+    fresh_database: str,
+    tmp_path: Path,
 ) -> None:
     plan = plan_of(tmp_path, fresh_database)
     plan_events(plan, {20: ["signal", postgres.pid, signal.SIGQUIT]})
@@ -160,7 +185,11 @@ def test_a_run_waits_for_a_server_that_restarts(
 
 
 def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
-    driver: Driver, untouched: dict[str, Any], postgres: PostgresServer, fresh_database: str, tmp_path: Path
+    driver: Driver,
+    untouched: dict[str, Any],
+    postgres: PostgresServer,
+    fresh_database: str,
+    tmp_path: Path,
 ) -> None:
     """`tests.store.test_away` has what is waited for, and how often."""
     plan = plan_of(tmp_path, fresh_database)
@@ -170,7 +199,10 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
         postgres.await_crash()
     assert code == 1
     error = error_of(plan)
-    assert "StoreError: The server of postgresql://" in error and "unreachable for over 1 seconds" in error, error
+    assert (
+        "StoreError: The server of postgresql://" in error
+        and "unreachable for over 1 seconds" in error
+    ), error
     plan_events(plan, {})
     before, logged = done_in(plan), len(log_of(plan))
     assert driver.start(plan).result() == 0
@@ -200,7 +232,12 @@ def test_a_fork_whose_commit_was_not_confirmed_is_one_fork(fresh_database: str) 
     with open_store(fresh_database):  # makes the tables, which is not tried again
         pass
     with Way(fresh_database, deaf=range(0, 100, 2)) as way, open_store(way.url) as store:
-        graph = StateGraph(Sum).add_node("n", lambda state: state).add_edge(START, "n").compile(store.checkpointer)
+        graph = (
+            StateGraph(Sum)
+            .add_node("n", lambda state: state)
+            .add_edge(START, "n")
+            .compile(store.checkpointer)
+        )
         graph.invoke({"value": 1}, {"configurable": {"thread_id": "origin"}})
         newest = next(store.checkpointer.list({"configurable": {"thread_id": "origin"}}))
         for number in range(2):
@@ -211,20 +248,30 @@ def test_a_fork_whose_commit_was_not_confirmed_is_one_fork(fresh_database: str) 
 
 
 def test_connections_that_break_double_nothing(
-    driver: Driver, untouched: dict[str, Any], postgres_url: str, fresh_database: str, tmp_path: Path
+    driver: Driver,
+    untouched: dict[str, Any],
+    postgres_url: str,
+    fresh_database: str,
+    tmp_path: Path,
 ) -> None:
     plan = plan_of(tmp_path, fresh_database)
     moments = random.Random(2).sample(range(1, 40), 5)
-    plan_events(plan, {moment: ["break", postgres_url, fresh_database.rpartition("/")[2]] for moment in moments})
+    plan_events(
+        plan,
+        {moment: ["break", postgres_url, fresh_database.rpartition("/")[2]] for moment in moments},
+    )
     assert driver.start(plan).result() == 0, error_of(plan)
     broken = [int(number) for number in Path(plan.folder, BROKEN).read_text().split()]
-    assert len(broken) == len(moments) and broken[0] > 0  # the next may come before anybody has connected again
+    # the next may come before anybody has connected again
+    assert len(broken) == len(moments) and broken[0] > 0
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 
 
 def test_whatever_a_lost_connection_says_is_asked_again(fresh_database: str) -> None:
-    """psycopg has been seen to take the answer to an earlier statement for that of the one which was cut off."""
+    """psycopg has been seen to take the answer to an earlier statement for that of the one which
+    was cut off.
+    """
     tries = 0
 
     def work(cursor: Cursor) -> Any:
@@ -233,7 +280,9 @@ def test_whatever_a_lost_connection_says_is_asked_again(fresh_database: str) -> 
         if tries == 1:
             connection = socket.socket(fileno=os.dup(cursor._cursor.connection.fileno()))
             connection.shutdown(socket.SHUT_RDWR)
-            raise psycopg.ProgrammingError("the last operation didn't produce records (command status: BEGIN)")
+            raise psycopg.ProgrammingError(
+                "the last operation didn't produce records (command status: BEGIN)"
+            )
         return cursor.execute("SELECT 'back'").fetchone()[0]
 
     with open_store(fresh_database) as store:
@@ -251,7 +300,9 @@ def wrong(cursor: Cursor) -> None:
 
 
 def test_the_journal_beside_a_stock_checkpointer(driver: Driver, tmp_path: Path) -> None:
-    """A graph that its user runs on SqliteSaver, inside a recording: what was answered is not asked again."""
+    """A graph that its user runs on SqliteSaver, inside a recording: what was answered is not asked
+    again.
+    """
     alone = plan_in(tmp_path / "alone", tasks=2, sandbox=False, stock=True)
     assert driver.start(alone).result() == 0
     plan = replace(alone, folder=str(tmp_path / "killed"))
@@ -290,16 +341,23 @@ async def test_a_cancelled_waiter_loses_nothing(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/store.db?level=power") as store:
         store.database.write(lambda cursor: cursor.execute(TABLE))
         with held_up(store):
-            future: Future[Any] = store.database.submit(lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)"))
+            future: Future[Any] = store.database.submit(
+                lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)")
+            )
             waiter = asyncio.create_task(committed(future))
             await asyncio.sleep(0)  # now it waits
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
-        written = store.database.submit(lambda cursor: cursor.execute("INSERT INTO noted VALUES (2)"))
+        written = store.database.submit(
+            lambda cursor: cursor.execute("INSERT INTO noted VALUES (2)")
+        )
         await asyncio.wait_for(asyncio.to_thread(written.result), 60)
         with store.database.read() as cursor:
-            assert cursor.execute("SELECT number FROM noted ORDER BY number").fetchall() == [(1,), (2,)]
+            assert cursor.execute("SELECT number FROM noted ORDER BY number").fetchall() == [
+                (1,),
+                (2,),
+            ]
 
 
 class Cut(Log):
@@ -324,7 +382,9 @@ class Cut(Log):
         self._count()
 
     def arm(self, task: asyncio.Task[Any] | None, events: int = 0) -> None:
-        """Cancel a task when so many lines and transactions have begun from now on; None for no task."""
+        """Cancel a task when so many lines and transactions have begun from now on; None for no
+        task.
+        """
         with self._lock:
             self._task, self._left = task, events
 
@@ -335,11 +395,22 @@ class Cut(Log):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
 
-async def cancelled_at(level: str, durability: Any, folder: Path, moments: Iterator[int], times: int) -> None:
-    """Runs in one process and on one open store, each cancelled so many times; never taken for a second run."""
-    plan = plan_in(folder / "run", f"sqlite:///{folder}/store.db?level={level}", graphs=(TEAM,), tasks=4)
+async def cancelled_at(
+    level: str, durability: Any, folder: Path, moments: Iterator[int], times: int
+) -> None:
+    """Runs in one process and on one open store, each cancelled so many times; never taken for a
+    second run.
+    """
+    plan = plan_in(
+        folder / "run", f"sqlite:///{folder}/store.db?level={level}", graphs=(TEAM,), tasks=4
+    )
     engine, environment = LoggedEngine(answer), Arithmetic()
-    with open_store(plan.store) as store, engine, using_policy(engine), using_environment(environment):
+    with (
+        open_store(plan.store) as store,
+        engine,
+        using_policy(engine),
+        using_environment(environment),
+    ):
         cut = engine.log = environment.log = Cut(plan.log, store)
         nodes.append(cut)
         graph = load_graph(TEAM)
@@ -351,7 +422,9 @@ async def cancelled_at(level: str, durability: Any, folder: Path, moments: Itera
                 given = None if begun else {"messages": [HumanMessage(f"Team {number}")]}
                 before, logged = done_in(plan), len(log_of(plan))
                 with recording(Recording(store.journal, 7)):
-                    running = asyncio.create_task(graph.ainvoke(given, config, durability=durability))
+                    running = asyncio.create_task(
+                        graph.ainvoke(given, config, durability=durability)
+                    )
                 if left:
                     cut.arm(running, next(moments))
                     with pytest.raises(asyncio.CancelledError):
@@ -367,7 +440,9 @@ async def cancelled_at(level: str, durability: Any, folder: Path, moments: Itera
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
 @pytest.mark.parametrize("level", ["process", "power"])
-async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
+async def test_a_run_that_is_cancelled_again_and_again_goes_on(
+    level: str, durability: Any, tmp_path: Path
+) -> None:
     rng = random.Random(level + durability)
     await cancelled_at(level, durability, tmp_path, iter(lambda: rng.randint(1, 8), 0), 3)
 
@@ -376,19 +451,27 @@ async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durab
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("durability", ["sync", "async"])
 @pytest.mark.parametrize("level", ["process", "power"])
-async def test_a_run_that_is_cancelled_many_times_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
+async def test_a_run_that_is_cancelled_many_times_goes_on(
+    level: str, durability: Any, tmp_path: Path
+) -> None:
     for seed in range(6):
         rng = random.Random(f"{level} {durability} {seed}")
-        await cancelled_at(level, durability, tmp_path / str(seed), iter(lambda rng=rng: rng.randint(1, 8), 0), 3)
+        await cancelled_at(
+            level, durability, tmp_path / str(seed), iter(lambda rng=rng: rng.randint(1, 8), 0), 3
+        )
 
 
 def sum_of_team(number: int) -> str:
-    parts = (f"<reason>done</reason><answer>\\boxed{{{number * factor}}}</answer>" for factor in (13, 17))
+    parts = (
+        f"<reason>done</reason><answer>\\boxed{{{number * factor}}}</answer>" for factor in (13, 17)
+    )
     return f"Add {number}: {' and '.join(parts)}"
 
 
 @pytest.mark.parametrize("level", ["process", "power"])
-def test_what_was_to_be_done_later_is_read_while_it_is_committed(level: str, tmp_path: Path) -> None:
+def test_what_was_to_be_done_later_is_read_while_it_is_committed(
+    level: str, tmp_path: Path
+) -> None:
     with open_store(f"sqlite:///{tmp_path}/store.db?level={level}") as store:
         store.database.write(lambda cursor: cursor.execute(TABLE))
         begun = threading.Event()
@@ -417,7 +500,9 @@ def test_a_fork_opens_a_store_of_its_own(level: str, tmp_path: Path) -> None:
 
 
 def said_in_fork(store: Any) -> int:
-    """0 if the parent's store refuses in words whatever is asked of it, and closes without waiting."""
+    """0 if the parent's store refuses in words whatever is asked of it,
+    and closes without waiting.
+    """
     asked = (
         lambda: store.database.write(lambda cursor: None),
         lambda: store.journal.find_call("one"),
@@ -435,7 +520,9 @@ def said_in_fork(store: Any) -> int:
 
 
 def test_a_value_collected_while_it_was_named_is_handed_in_again(tmp_path: Path) -> None:
-    """Another process collects between the encoding of a value and its commit, and another write notices first."""
+    """Another process collects between the encoding of a value and its commit, and another write
+    notices first.
+    """
     value, serializer = "a value that nothing names yet " * 10, StrictSerializer()
     with open_store(tmp_path / "store.db") as store, open_store(tmp_path / "store.db") as other:
         named: list[bytes] = []
@@ -448,7 +535,9 @@ def test_a_value_collected_while_it_was_named_is_handed_in_again(tmp_path: Path)
             if not named:
                 named.append(reference)
                 assert collect_values(other) == 1
-                store.blobs.write(serializer, lambda w: w.reference("another value " * 10), lambda *_: None).result()
+                store.blobs.write(
+                    serializer, lambda w: w.reference("another value " * 10), lambda *_: None
+                ).result()
             return reference
 
         for encode in (plainly, meanwhile):
@@ -459,7 +548,9 @@ def test_a_value_collected_while_it_was_named_is_handed_in_again(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_journal_beside_a_stock_checkpointer_killed_often(driver: Driver, tmp_path: Path) -> None:
+def test_the_journal_beside_a_stock_checkpointer_killed_often(
+    driver: Driver, tmp_path: Path
+) -> None:
     kills = 0
     for number in range(4):
         plan = plan_in(tmp_path / str(number), tasks=6, sandbox=False, stock=True)

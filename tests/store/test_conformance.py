@@ -1,6 +1,8 @@
-"""LangGraph's own conformance suite over the store's checkpointer: both bodies, encrypted and not, async and sync.
+"""LangGraph's own conformance suite over the store's checkpointer: both bodies, encrypted and not,
+async and sync.
 
-The suite calls asynchronous methods only. `Synchronous` answers each of them by the synchronous one.
+The suite calls asynchronous methods only. `Synchronous` answers each of them by the synchronous
+one.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ DEFAULT = {
     "asynchronous": ("sqlite", "sqlite power", "postgresql encrypted"),
     "synchronous": ("sqlite encrypted", "postgresql"),
 }
-"""Each body and variant once, both ways on each body; the other combinations are in the slow set."""
+"""Each body and variant once, both ways on each body;
+the other combinations are in the slow set.
+"""
 
 
 @pytest.fixture
@@ -81,7 +85,9 @@ def open_new(body: str, tmp_path: Path, postgres: PostgresServer) -> OpenNew:
                 yield store
             postgres.drop_database(url)
             return
-        url = f"sqlite:///{tmp_path}/{next(numbers)}.db" + ("?level=power" if variant == "power" else "")
+        url = f"sqlite:///{tmp_path}/{next(numbers)}.db" + (
+            "?level=power" if variant == "power" else ""
+        )
         with open_store(url, key=key) as store:
             yield store
 
@@ -89,7 +95,13 @@ def open_new(body: str, tmp_path: Path, postgres: PostgresServer) -> OpenNew:
 
 
 def combinations() -> Iterator[Any]:
-    for body in ("sqlite", "sqlite power", "sqlite encrypted", "postgresql", "postgresql encrypted"):
+    for body in (
+        "sqlite",
+        "sqlite power",
+        "sqlite encrypted",
+        "postgresql",
+        "postgresql encrypted",
+    ):
         for way, bodies in DEFAULT.items():
             yield pytest.param(body, way, marks=() if body in bodies else pytest.mark.slow)
 
@@ -104,7 +116,12 @@ async def test_langgraphs_conformance_suite(body: str, way: str, open_new: OpenN
             yield store.checkpointer if way == "asynchronous" else Synchronous(store.checkpointer)
 
     report = await validate(fresh)
-    assert {name: result.failures for name, result in report.results.items() if result.failures} == {}
+    assert {
+        name: result.failures for name, result in report.results.items() if result.failures
+    } == {}
     assert set(report.results) == {capability.value for capability in Capability}
-    assert all(result.detected and result.passed and not result.tests_skipped for result in report.results.values())
+    assert all(
+        result.detected and result.passed and not result.tests_skipped
+        for result in report.results.values()
+    )
     assert sum(result.tests_passed for result in report.results.values()) >= 81

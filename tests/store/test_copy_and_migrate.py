@@ -1,4 +1,6 @@
-"""A store copied to another body or key, and threads taken over from version 1 and from LangGraph's own savers."""
+"""A store copied to another body or key, and threads taken over from version 1 and from LangGraph's
+own savers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class State(MessagesState):
 
 
 def compiled(saver: BaseCheckpointSaver[Any]) -> Any:
-    """A subgraph, two parallel tasks after it, and a question where the last message asks for one."""
+    """A subgraph, two parallel tasks after it,
+    and a question where the last message asks for one.
+    """
 
     def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"{len(state['messages'])} " + "thinking " * 20)]}
@@ -59,12 +63,17 @@ def compiled(saver: BaseCheckpointSaver[Any]) -> Any:
     def ask(state: State) -> dict[str, Any]:
         words = {"notes": {"of": "x" * 600, "number": len(state["messages"])}}
         asks = state["messages"][0].content == "ask"
-        return {**words, "messages": [AIMessage(f"{interrupt('which?')}!" if asks else "no question")]}
+        return {
+            **words,
+            "messages": [AIMessage(f"{interrupt('which?')}!" if asks else "no question")],
+        }
 
     inner = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile()
     graph = StateGraph(State).add_node("inner", inner).add_node("note", note).add_node("ask", ask)
     graph = graph.add_edge(START, "inner").add_edge("note", "ask")
-    graph.add_conditional_edges("inner", lambda _: [Send("note", {"name": name}) for name in "ba"], ["note"])
+    graph.add_conditional_edges(
+        "inner", lambda _: [Send("note", {"name": name}) for name in "ba"], ["note"]
+    )
     return graph.compile(checkpointer=saver)
 
 
@@ -88,7 +97,9 @@ def record(store: RunStore) -> None:
     for tool_call in made.tool_calls:
         store.journal.write_tool_call(tool_call)
     fork = ForkRef(trajectory_id=made.id, checkpoint_id="c")
-    store.journal.write_trajectory(make_trajectory(id="fork", thread_id="fork", calls=(), forked_from=fork))
+    store.journal.write_trajectory(
+        make_trajectory(id="fork", thread_id="fork", calls=(), forked_from=fork)
+    )
     store.journal.write_overlays([an_overlay()])
 
 
@@ -125,7 +136,15 @@ def states(saver: BaseCheckpointSaver[Any]) -> dict[str, list[Any]]:
     graph = compiled(saver)
     return {
         thread: [
-            (m.values, m.next, m.metadata, m.created_at, m.tasks, m.interrupts, plain_config(m.parent_config))
+            (
+                m.values,
+                m.next,
+                m.metadata,
+                m.created_at,
+                m.tasks,
+                m.interrupts,
+                plain_config(m.parent_config),
+            )
             for m in graph.get_state_history(on(thread))
         ]
         for thread in THREADS
@@ -137,7 +156,11 @@ def plain_config(config: Any) -> Any:
 
 
 def journal(store: RunStore) -> Any:
-    return list(store.journal.trajectories()), store.journal.tool_calls(), store.journal.overlays("training")
+    return (
+        list(store.journal.trajectories()),
+        store.journal.tool_calls(),
+        store.journal.overlays("training"),
+    )
 
 
 # copies
@@ -149,7 +172,11 @@ BODIES = ("sqlite", "sqlite first", "sqlite second", "postgresql", "postgresql s
 @contextmanager
 def opened(body: str, tmp_path: Path, postgres: PostgresServer) -> Generator[RunStore]:
     kind, _, key = body.partition(" ")
-    where = postgres.create_database() if kind == "postgresql" else f"sqlite:///{tmp_path}/{body.replace(' ', '-')}.db"
+    where = (
+        postgres.create_database()
+        if kind == "postgresql"
+        else f"sqlite:///{tmp_path}/{body.replace(' ', '-')}.db"
+    )
     with open_store(where, key=KEYS.get(key)) as store:
         yield store
     if kind == "postgresql":
@@ -173,7 +200,11 @@ def test_a_copy_is_the_store_again(tmp_path: Path, postgres: PostgresServer) -> 
             target = context.__enter__()
             stack.append(context)
             counts = copy_store(before, target)
-            assert (history(target.checkpointer), journal(target), target.threads()) == expected, body
+            assert (
+                history(target.checkpointer),
+                journal(target),
+                target.threads(),
+            ) == expected, body
             assert stats(target).rows == rows and counts["values"] == rows["values"], body
             assert counts["checkpoints"] == rows["checkpoints"] and counts["overlays"] == 1
             assert list(verify(target)) == [], body
@@ -181,14 +212,21 @@ def test_a_copy_is_the_store_again(tmp_path: Path, postgres: PostgresServer) -> 
         graph = compiled(before.checkpointer)
         assert graph.invoke(Command(resume="plum"), on("asked"))["messages"][-1].content == "plum!"
         assert list(verify(before)) == []
-        assert (history(first.checkpointer), journal(first), first.threads()) == expected, "the origin is as it was"
+        assert (
+            history(first.checkpointer),
+            journal(first),
+            first.threads(),
+        ) == expected, "the origin is as it was"
         while stack:
             stack.pop().__exit__(None, None, None)
 
 
 def test_a_sealed_copy_keeps_nothing_readable(tmp_path: Path) -> None:
     target = tmp_path / "sealed.db"
-    with open_store(tmp_path / "origin.db") as origin, open_store(target, key=KEYS["first"]) as sealed:
+    with (
+        open_store(tmp_path / "origin.db") as origin,
+        open_store(target, key=KEYS["first"]) as sealed,
+    ):
         fill(origin.checkpointer)
         record(origin)
         copy_store(origin, sealed)
@@ -208,7 +246,10 @@ def test_a_copy_goes_on_as_its_origin_does(tmp_path: Path) -> None:
         for store in (origin, copied):
             compiled(store.checkpointer).invoke(say("three"), on("plain"))
             assert list(verify(store)) == []
-        ends = [compiled(s.checkpointer).get_state(on("plain")).values["messages"] for s in (origin, copied)]
+        ends = [
+            compiled(s.checkpointer).get_state(on("plain")).values["messages"]
+            for s in (origin, copied)
+        ]
         assert [m.content for m in ends[0]] == [m.content for m in ends[1]]
 
 
@@ -248,7 +289,9 @@ def test_a_copy_of_a_damaged_store_is_refused_and_leaves_nothing(tmp_path: Path)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def stock(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
+def stock(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
+) -> Iterator[str]:
     """A database that one of LangGraph's savers filled."""
     if request.param == "sqlite":
         path = tmp_path / "stock.db"
@@ -280,7 +323,11 @@ def test_threads_of_a_stock_saver(stock: str, tmp_path: Path) -> None:
     with open_store(tmp_path / "new.db", key=KEYS["first"]) as store:
         taken = migrate(stock, store)
         assert (taken.threads, taken.trajectories) == (3, 0)
-        assert taken.checkpoints == stats(store).rows["checkpoints"] == sum(map(len, expected.values()))
+        assert (
+            taken.checkpoints
+            == stats(store).rows["checkpoints"]
+            == sum(map(len, expected.values()))
+        )
         assert by_place(history(store.checkpointer)) == by_place(expected)
         assert states(store.checkpointer) == told
         assert list(verify(store)) == []
@@ -290,9 +337,13 @@ def test_threads_of_a_stock_saver(stock: str, tmp_path: Path) -> None:
 
 
 def by_place(found: dict[str, list[Any]]) -> dict[Any, Any]:
-    """Every checkpoint by its place: savers list those of several namespaces in orders of their own."""
+    """Every checkpoint by its place: savers list those of several namespaces in orders of their
+    own.
+    """
     return {
-        tuple(entry.config.values()): entry._replace(pending_writes=sorted(entry.pending_writes, key=repr))
+        tuple(entry.config.values()): entry._replace(
+            pending_writes=sorted(entry.pending_writes, key=repr)
+        )
         for entries in found.values()
         for entry in entries
     }
@@ -329,7 +380,9 @@ def test_the_source_is_left_as_it_was(stock: str, tmp_path: Path) -> None:
         assert len(history(store.checkpointer)["plain"]) > 0
     assert {name: digest(Path(stock)).get(name) for name in before} == before
     assert [
-        size for name in digest(Path(stock)).keys() - before.keys() if (size := (tmp_path / name).stat().st_size)
+        size
+        for name in digest(Path(stock)).keys() - before.keys()
+        if (size := (tmp_path / name).stat().st_size)
     ] == []
 
 
@@ -349,11 +402,15 @@ def test_a_type_of_ones_own_has_to_be_named(tmp_path: Path) -> None:
         graph = StateGraph(Owning).add_node("n", lambda _: {"value": Own(7)}).add_edge(START, "n")
         graph.compile(checkpointer=saver).invoke({"value": 0}, on("t"))
     with open_store(tmp_path / "new.db", allow=[name]) as store:
-        with pytest.raises(StoreError, match=rf"Thread 't' cannot be read: .*{__name__}\.Own.*--allow"):
+        with pytest.raises(
+            StoreError, match=rf"Thread 't' cannot be read: .*{__name__}\.Own.*--allow"
+        ):
             migrate(str(source), store)
         assert stats(store).rows["checkpoints"] == 0
         assert migrate(str(source), store, [name]).threads == 1
-        assert graph.compile(checkpointer=store.checkpointer).get_state(on("t")).values == {"value": Own(7)}
+        assert graph.compile(checkpointer=store.checkpointer).get_state(on("t")).values == {
+            "value": Own(7)
+        }
 
 
 def test_what_cannot_be_migrated_is_told(tmp_path: Path) -> None:
@@ -404,7 +461,9 @@ NEW_IN_2 = {"root_checkpoint_id", "output", "idempotency_key"}
 def of_version_1(record: dict[str, Any]) -> str:
     cut = {name: value for name, value in record.items() if name not in NEW_IN_2}
     if "identity" in cut:
-        cut["identity"] = {name: value for name, value in cut["identity"].items() if name not in NEW_IN_2}
+        cut["identity"] = {
+            name: value for name, value in cut["identity"].items() if name not in NEW_IN_2
+        }
     return json.dumps(cut | ({"schema_version": 1} if "schema_version" in cut else {}))
 
 
@@ -414,8 +473,12 @@ def version_1(tmp_path: Path) -> tuple[Path, Trajectory]:
     path, made = tmp_path / "old.db", make_trajectory(thread_id="plain")
     made = made.model_copy(
         update={
-            "calls": tuple(call.model_copy(update={"identity": moved(call)}) for call in made.calls),
-            "tool_calls": tuple(call.model_copy(update={"identity": moved(call)}) for call in made.tool_calls),
+            "calls": tuple(
+                call.model_copy(update={"identity": moved(call)}) for call in made.calls
+            ),
+            "tool_calls": tuple(
+                call.model_copy(update={"identity": moved(call)}) for call in made.tool_calls
+            ),
         }
     )
     with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
@@ -425,17 +488,26 @@ def version_1(tmp_path: Path) -> tuple[Path, Trajectory]:
         row = (made.id, made.run_id, made.group_id, made.thread_id, made.status.value, header)
         connection.execute("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?)", row)
         for call in made.calls:
-            record = of_version_1(call.model_dump(mode="json", exclude={"token_ids", "mask", "logprobs"}))
+            record = of_version_1(
+                call.model_dump(mode="json", exclude={"token_ids", "mask", "logprobs"})
+            )
             values = (call.id, "plain", call.identity.task_id, call.parent, record)
             connection.execute(
-                "INSERT INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)", values
+                "INSERT INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)",
+                values,
             )
-            tokens = (array("i", call.token_ids).tobytes(), bytes(call.mask), array("f", call.logprobs).tobytes())
+            tokens = (
+                array("i", call.token_ids).tobytes(),
+                bytes(call.mask),
+                array("f", call.logprobs).tobytes(),
+            )
             connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", (call.id, *tokens))
         for tool in made.tool_calls:
             record = of_version_1(tool.model_dump(mode="json"))
             columns = "id, thread_id, arguments_hash, record"
-            connection.execute(f"INSERT INTO tool_calls ({columns}) VALUES (?, 'plain', 'h', ?)", (tool.id, record))
+            connection.execute(
+                f"INSERT INTO tool_calls ({columns}) VALUES (?, 'plain', 'h', ?)", (tool.id, record)
+            )
         overlay = an_overlay()
         row = (overlay.run_id, overlay.step, overlay.trajectory_id, overlay.model_dump_json())
         connection.execute("INSERT INTO overlays VALUES (?, ?, ?, ?)", row)
@@ -451,7 +523,8 @@ def test_a_store_of_version_1(version_1: tuple[Path, Trajectory], tmp_path: Path
     path, made = version_1
     before = digest(path)
     with pytest.raises(
-        StoreVersionError, match=rf"version 1; .* Nothing was changed\. `hrm-agent store migrate {path}"
+        StoreVersionError,
+        match=rf"version 1; .* Nothing was changed\. `hrm-agent store migrate {path}",
     ):
         open_store(path)
     assert digest(path)[path.name] == before[path.name]
@@ -461,8 +534,14 @@ def test_a_store_of_version_1(version_1: tuple[Path, Trajectory], tmp_path: Path
         assert digest(path)[path.name] == before[path.name]
         assert store.journal.trajectory(made.id) == made
         assert journal(store) == ([made], list(made.tool_calls), [an_overlay()])
-        assert store.journal.path_tokens(made.calls[1].id) == made.calls[0].token_ids + made.calls[1].token_ids
-        assert store.journal.find_repeat("plain", "python", {"code": "17 + 25"}) == made.tool_calls[0].id
+        assert (
+            store.journal.path_tokens(made.calls[1].id)
+            == made.calls[0].token_ids + made.calls[1].token_ids
+        )
+        assert (
+            store.journal.find_repeat("plain", "python", {"code": "17 + 25"})
+            == made.tool_calls[0].id
+        )
         with stock_saver(str(path)) as saver:
             assert states(store.checkpointer) == states(saver)
         assert migrate(str(path), store) == taken and journal(store)[0] == [made]

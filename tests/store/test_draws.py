@@ -1,4 +1,6 @@
-"""What nodes drew, in a store: with the next commit, copied, sealed, deleted, and told of where it is damaged."""
+"""What nodes drew, in a store: with the next commit, copied, sealed, deleted, and told of where it
+is damaged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def draws(task: str = "a", thread: str = "t", **kinds: Any) -> TaskDraws:
 
 def write(store: RunStore, *records: TaskDraws) -> None:
     for record in records:
-        store.journal.write_draws(record.identity.thread_id, record.key, lambda record=record: record)
+        store.journal.write_draws(
+            record.identity.thread_id, record.key, lambda record=record: record
+        )
 
 
 @pytest.fixture

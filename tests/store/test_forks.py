@@ -1,4 +1,6 @@
-"""Forks of threads: the lineage and nothing else, sealed or not; and the calls that a fork begins with."""
+"""Forks of threads: the lineage and nothing else, sealed or not; and the calls that a fork begins
+with.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.support.trajectory.samples import make_call, make_tool_call, make_tra
 
 
 @pytest.fixture(params=["sqlite", "sqlite encrypted", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[RunStore]:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
+) -> Iterator[RunStore]:
     body, _, sealed = request.param.partition(" ")
     where = postgres.create_database() if body == "postgresql" else f"sqlite:///{tmp_path}/store.db"
     with open_store(where, key=bytes(range(32)) if sealed else None) as opened:
@@ -41,7 +45,11 @@ def history(store: RunStore, thread: str, ns: str | None = None) -> list[Any]:
 
 def without_thread(found: Any) -> Any:
     def place(config: Any) -> Any:
-        return {k: v for k, v in config["configurable"].items() if k != "thread_id"} if config else None
+        return (
+            {k: v for k, v in config["configurable"].items() if k != "thread_id"}
+            if config
+            else None
+        )
 
     return found._replace(config=place(found.config), parent_config=place(found.parent_config))
 
@@ -58,7 +66,9 @@ def nested(store: RunStore) -> Any:
     """A node, a subgraph that begins anew each time, and one that remembers."""
 
     def answer(state: Any) -> dict[str, Any]:
-        return {"messages": [AIMessage(f"{len(state['messages'])}: {state['messages'][-1].content}")]}
+        return {
+            "messages": [AIMessage(f"{len(state['messages'])}: {state['messages'][-1].content}")]
+        }
 
     def remember(state: Any) -> dict[str, Any]:
         return {
@@ -67,8 +77,18 @@ def nested(store: RunStore) -> Any:
         }
 
     inner = StateGraph(MessagesState).add_node("think", answer).add_edge(START, "think").compile()
-    lasting = StateGraph(Remembering).add_node("keep", remember).add_edge(START, "keep").compile(checkpointer=True)
-    graph = StateGraph(MessagesState).add_node("first", answer).add_node("inner", inner).add_node("lasting", lasting)
+    lasting = (
+        StateGraph(Remembering)
+        .add_node("keep", remember)
+        .add_edge(START, "keep")
+        .compile(checkpointer=True)
+    )
+    graph = (
+        StateGraph(MessagesState)
+        .add_node("first", answer)
+        .add_node("inner", inner)
+        .add_node("lasting", lasting)
+    )
     graph = graph.add_edge(START, "first").add_edge("first", "inner").add_edge("inner", "lasting")
     return graph.compile(checkpointer=store.checkpointer)
 
@@ -83,7 +103,8 @@ def test_a_fork_is_the_lineage_and_nothing_else(store: RunStore) -> None:
         graph.invoke(say(word), on("origin"))
     trunk = list(graph.get_state_history(on("origin")))
     early = next(m for m in trunk if m.next == ("inner",) and len(m.values["messages"]) == 2)
-    graph.invoke(None, graph.update_state(early.config, say("a branch")))  # later than all of the trunk
+    # later than all of the trunk
+    graph.invoke(None, graph.update_state(early.config, say("a branch")))
     chosen = next(m for m in trunk if m.next == ("inner",) and len(m.values["messages"]) > 2)
     before = history(store, "origin")
     values = stats(store).rows["values"]
@@ -115,7 +136,9 @@ def test_a_fork_runs_on_as_its_origin_did(store: RunStore) -> None:
         graph.invoke(say(word), on("origin"))
     ends = [m for m in graph.get_state_history(on("origin")) if not m.next][::-1]
     store.fork_thread("origin", "fork", ends[0].config["configurable"]["checkpoint_id"])
-    again = [graph.invoke(say(word), on("fork"))["messages"][-1].content for word in ("two", "three")]
+    again = [
+        graph.invoke(say(word), on("fork"))["messages"][-1].content for word in ("two", "three")
+    ]
     assert again == [m.values["messages"][-1].content for m in ends[1:]] == ["1 seen", "2 seen"]
 
 
@@ -128,7 +151,9 @@ def asking(store: RunStore) -> Any:
 
 
 def test_a_question_is_asked_anew_in_a_fork(store: RunStore) -> None:
-    """The answer that the origin got is a pending write of the chosen checkpoint: it does not come along."""
+    """The answer that the origin got is a pending write of the chosen checkpoint: it does not come
+    along.
+    """
     graph = asking(store)
     graph.invoke(say("hello"), on("origin"))
     waiting = graph.get_state(on("origin"))
@@ -178,25 +203,42 @@ class Runs:
 
     def __init__(self, store: RunStore) -> None:
         self.store, self.numbers = store, itertools.count()
-        graph = StateGraph(MessagesState).add_node("step", lambda _: say("a step")).add_edge(START, "step")
+        graph = (
+            StateGraph(MessagesState)
+            .add_node("step", lambda _: say("a step"))
+            .add_edge(START, "step")
+        )
         self.graph: Any = graph.compile(checkpointer=store.checkpointer)
 
     def begin(self, thread: str, of: str | None = None, at: str = "") -> None:
         if of is not None:
             self.store.fork_thread(of, thread, at)
         fork = ForkRef(trajectory_id=f"id of {of}", checkpoint_id=at) if of is not None else None
-        made = make_trajectory(id=f"id of {thread}", thread_id=thread, calls=(), tool_calls=(), forked_from=fork)
+        made = make_trajectory(
+            id=f"id of {thread}", thread_id=thread, calls=(), tool_calls=(), forked_from=fork
+        )
         self.store.journal.write_trajectory(made)
 
     def step(self, thread: str) -> tuple[str, str, str]:
         """One more step: the checkpoint that it started from, and the names of its calls."""
         self.graph.invoke(say("go"), on(thread))
         moments = list(self.graph.get_state_history(on(thread)))
-        started = next(m for m in moments if m.next == ("step",)).config["configurable"]["checkpoint_id"]
+        started = next(m for m in moments if m.next == ("step",)).config["configurable"][
+            "checkpoint_id"
+        ]
         number = str(next(self.numbers))
-        facts = {"thread_id": thread, "checkpoint_id": started, "root_checkpoint_id": started, "task_id": number}
-        identity = make_call("x").identity.model_copy(update={**facts, "checkpoint_ns": f"step:{number}"})
-        self.store.journal.write_call(call := make_call(number, identity=identity, request_hash=number))
+        facts = {
+            "thread_id": thread,
+            "checkpoint_id": started,
+            "root_checkpoint_id": started,
+            "task_id": number,
+        }
+        identity = make_call("x").identity.model_copy(
+            update={**facts, "checkpoint_ns": f"step:{number}"}
+        )
+        self.store.journal.write_call(
+            call := make_call(number, identity=identity, request_hash=number)
+        )
         self.store.journal.write_tool_call(tool := make_tool_call(number, identity=identity))
         return started, call.id, tool.id
 
@@ -234,7 +276,9 @@ def test_a_fork_begins_with_the_calls_of_its_lineage(store: RunStore) -> None:
 
 
 def test_a_fork_of_a_fork(store: RunStore) -> None:
-    """Forked after what the first fork did, and before it: at a checkpoint that it inherited itself."""
+    """Forked after what the first fork did, and before it: at a checkpoint that it inherited
+    itself.
+    """
     runs = Runs(store)
     runs.begin("origin")
     one, two = runs.step("origin"), runs.step("origin")

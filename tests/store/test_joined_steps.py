@@ -34,10 +34,14 @@ async def test_nothing_is_written_after_a_step_that_could_not_be(store: RunStore
     def intrude(state: MessagesState) -> dict[str, Any]:
         with open_store(url) as other:
             config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-            other.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+            other.checkpointer.put(
+                config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
+            )
         return {"messages": [HumanMessage("here")]}
 
-    builder = StateGraph(MessagesState).add_node("intrude", intrude).add_node("end", lambda state: {})
+    builder = (
+        StateGraph(MessagesState).add_node("intrude", intrude).add_node("end", lambda state: {})
+    )
     graph = builder.add_edge(START, "intrude").add_edge("intrude", "end").compile()
     episode = Episode(TASK, "t", graph=graph)
     with ScriptedEngine([]) as engine, pytest.raises(RunError, match="continued by another run"):
@@ -49,14 +53,21 @@ async def test_nothing_is_written_after_a_step_that_could_not_be(store: RunStore
 
 async def test_the_record_is_that_of_steps_that_are_committed_one_by_one(store: RunStore) -> None:
     with ScriptedEngine(multiplier) as engine:
-        joined = await runner(store, engine, durability="calls").run(Episode(TASK, "joined", graph=tool_loop, seed=1))
+        joined = await runner(store, engine, durability="calls").run(
+            Episode(TASK, "joined", graph=tool_loop, seed=1)
+        )
         single = await runner(store, engine).run(Episode(TASK, "single", graph=tool_loop, seed=1))
     assert joined.answer == single.answer
-    assert [call.response["content"] for call in joined.calls] == [call.response["content"] for call in single.calls]
+    assert [call.response["content"] for call in joined.calls] == [
+        call.response["content"] for call in single.calls
+    ]
     assert [call.value for call in joined.tool_calls] == [call.value for call in single.tool_calls]
     assert store.journal.trajectory(joined.id) == joined, "what was returned is what is read"
     steps = [
-        [found.metadata.get("step") for found in store.checkpointer.list({"configurable": {"thread_id": name}})]
+        [
+            found.metadata.get("step")
+            for found in store.checkpointer.list({"configurable": {"thread_id": name}})
+        ]
         for name in ("joined", "single")
     ]
     assert steps[0] == steps[1]
@@ -67,14 +78,22 @@ def begun(thread: str, id_: str) -> Any:
     return make_trajectory(id=id_, thread_id=thread, calls=(), tool_calls=(), **facts)
 
 
-def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(url: str, store: RunStore) -> None:
+def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(
+    url: str, store: RunStore
+) -> None:
     """It would be refused with each commit that takes it along."""
-    with open_store(url) as other, store.leases_ahead(["a", "b"]), store.lease("a", joins=True) as first:
+    with (
+        open_store(url) as other,
+        store.leases_ahead(["a", "b"]),
+        store.lease("a", joins=True) as first,
+    ):
         other.journal.write_trajectory(begun("b", "written by who holds no lease"))
         with store.lease("b", joins=True) as second:
             store.journal.write_trajectory(begun("b", "of this run"))
             block_until(lambda: second.error is not None)
-            store.journal.write_trajectory(make_trajectory(id="id", thread_id="a", calls=(), tool_calls=()))
+            store.journal.write_trajectory(
+                make_trajectory(id="id", thread_id="a", calls=(), tool_calls=())
+            )
         assert isinstance(second.error, StoreError) and first.error is None
     assert store.journal.trajectory("a").id == "id"
     assert store.journal.trajectory("b").id == "written by who holds no lease"
@@ -92,7 +111,9 @@ def joins(store: RunStore) -> bool:
     return store.database.joins(store.database.held.of("t"))
 
 
-def test_while_commits_fail_a_step_waits_for_its_own(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_commits_fail_a_step_waits_for_its_own(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a graph that asks no model would go on for ever, with nothing on record."""
 
     def full(_: Any) -> None:
@@ -110,8 +131,12 @@ def test_while_commits_fail_a_step_waits_for_its_own(store: RunStore, monkeypatc
     assert len(list(store.checkpointer.list(CONFIG))) == 2
 
 
-def test_while_a_commit_is_late_a_step_waits_for_its_own(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is slow, or another process writes: else a kill would take all that was done since it began."""
+def test_while_a_commit_is_late_a_step_waits_for_its_own(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is slow, or another process writes: else a kill would take all that was done since
+    it began.
+    """
     transact, submit, goes_on = store.database._transact, store.database.submit, threading.Event()
 
     def slow(works: Any) -> list[Any]:
@@ -138,13 +163,23 @@ def test_while_a_commit_is_late_a_step_waits_for_its_own(store: RunStore, monkey
 
 
 def test_what_is_known_of_a_call_is_what_is_read(store: RunStore) -> None:
-    """Half characters are stored as others, tuples as lists, and nothing is shared with the caller."""
-    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"required": ("a",)}}}
-    sent = [HumanMessage("a\ud800b"), HumanMessage("z", additional_kwargs={"k": (1, 2), "large": 2**63})]
+    """Half characters are stored as others, tuples as lists,
+    and nothing is shared with the caller.
+    """
+    tool: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"required": ("a",)}},
+    }
+    sent = [
+        HumanMessage("a\ud800b"),
+        HumanMessage("z", additional_kwargs={"k": (1, 2), "large": 2**63}),
+    ]
     call = make_call("task", request=None, tools=(tool,))
     call = call.model_copy(update={"identity": call.identity.model_copy(update={"thread_id": "t"})})
     with store.lease("t"):
-        store.journal.write_trajectory(make_trajectory(id="id", thread_id="t", calls=(), tool_calls=()))
+        store.journal.write_trajectory(
+            make_trajectory(id="id", thread_id="t", calls=(), tool_calls=())
+        )
         store.journal.write_call(call, sent)
         tool["function"]["name"] = "changed"
         known = store.journal.trajectory("t")
@@ -155,7 +190,8 @@ def test_what_is_known_of_a_call_is_what_is_read(store: RunStore) -> None:
 async def test_what_a_caller_changes_in_a_record_changes_no_other(store: RunStore) -> None:
     with ScriptedEngine(multiplier) as engine:
         first, second = [
-            await runner(store, engine).run(Episode(TASK, name, graph=tool_loop, seed=1)) for name in ("one", "two")
+            await runner(store, engine).run(Episode(TASK, name, graph=tool_loop, seed=1))
+            for name in ("one", "two")
         ]
         assert first.calls[0].request and second.calls[0].request
         first.calls[0].request[0]["content"] = "changed"

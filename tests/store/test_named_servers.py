@@ -1,4 +1,6 @@
-"""Which of the servers that a folder's `store.url` may name are connected to, and which are refused."""
+"""Which of the servers that a folder's `store.url` may name are connected to, and which are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,18 @@ def test_a_server_that_nobody_knows_is_not_connected_to(
             for read_only in (True, False):
                 with pytest.raises(StoreError, match="not connected to") as refused:
                     open_store(tmp_path, create=False, read_only=read_only)
-                assert "secret" not in str(refused.value) and "db.example.org" in refused.value.message
+                assert (
+                    "secret" not in str(refused.value) and "db.example.org" in refused.value.message
+                )
                 assert str(tmp_path / STORE_POINTER) in refused.value.message
             (place,) = Places([str(tmp_path)]).all()
             assert place.problem is not None and "not connected to" in place.problem["message"]
             for words in (("history", "--store"), ("show", "t", "--store"), ("analyze",)):
                 assert main([*words, str(tmp_path)]) == 2, words
                 told = capsys.readouterr().err
-                assert "not connected to" in told and "name the store's own URL" in " ".join(told.split()), words
+                assert "not connected to" in told and "name the store's own URL" in " ".join(
+                    told.split()
+                ), words
         with pytest.raises(BlockingIOError):
             server.accept()
     (tmp_path / STORE_POINTER).write_text("postgresql://db.example.org,[2001:db8::1]/name")
@@ -54,10 +60,14 @@ def test_a_server_that_nobody_knows_is_not_connected_to(
     (tmp_path / STORE_POINTER).write_text("postgresql:///name?service=theirs&passfile=theirs")
     with pytest.raises(StoreError, match="not connected to") as refused:
         open_store(tmp_path)
-    assert refused.value.hint.startswith("A folder's URL may not set passfile, service: name the store's own URL")
+    assert refused.value.hint.startswith(
+        "A folder's URL may not set passfile, service: name the store's own URL"
+    )
 
 
-def test_one_that_the_user_knows_is_read(fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_the_user_knows_is_read(
+    fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_store(fresh_database) as store:
         store.journal.write_trajectory(make_trajectory())
     folder, named = tmp_path / "run", f"{fresh_database}?host=db.example.org&hostaddr=127.0.0.1"

@@ -1,4 +1,6 @@
-"""Scores beside records, on both bodies: one for each rubric, amended by many at the same moment."""
+"""Scores beside records, on both bodies: one for each rubric,
+amended by many at the same moment.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from tests.support.trajectory.samples import make_trajectory
 def scoring(trajectory_id: str, total: float | None, rubric: str = "mine") -> Scoring:
     score = RewardScore(name="correct", value=total)
     return Scoring(
-        trajectory_id=trajectory_id, rubric=rubric, scores=(score,), outcome=total, total=total, scored_at=1.0
+        trajectory_id=trajectory_id,
+        rubric=rubric,
+        scores=(score,),
+        outcome=total,
+        total=total,
+        scored_at=1.0,
     )
 
 
@@ -38,7 +45,9 @@ def test_what_many_add_at_the_same_moment_is_all_there(store: RunStore) -> None:
 
 
 def test_trajectories_are_found_by_their_reward(store: RunStore) -> None:
-    store.scorings.write([scoring("a", 1.0), scoring("b", 0.5), scoring("c", None), scoring("d", 1.0, "other")])
+    store.scorings.write(
+        [scoring("a", 1.0), scoring("b", 0.5), scoring("c", None), scoring("d", 1.0, "other")]
+    )
     assert store.scorings.trajectory_ids("mine", 1) == ["a"]
     assert store.scorings.trajectory_ids("mine", 0.5) == ["a", "b"]
     assert store.scorings.trajectory_ids("mine", -9) == ["a", "b"], "what has no reward is not 0"
@@ -47,7 +56,14 @@ def test_trajectories_are_found_by_their_reward(store: RunStore) -> None:
 
 def test_which_threads_have_a_state_is_known(store: RunStore) -> None:
     assert store.threads_with_checkpoints() == set()
-    checkpoint = {"v": 4, "id": "1", "ts": "", "channel_values": {}, "channel_versions": {}, "versions_seen": {}}
+    checkpoint = {
+        "v": 4,
+        "id": "1",
+        "ts": "",
+        "channel_values": {},
+        "channel_versions": {},
+        "versions_seen": {},
+    }
     where = {"configurable": {"thread_id": "a", "checkpoint_ns": ""}}
     store.checkpointer.put(where, checkpoint, {}, {})  # pyright: ignore[reportArgumentType]
     assert store.threads_with_checkpoints() == {"a"}

@@ -1,4 +1,6 @@
-"""A hostile row does not run, a hostile filter finds nothing, and what is secret is not on the disk."""
+"""A hostile row does not run, a hostile filter finds nothing, and what is secret is not on the
+disk.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def conversation(store: RunStore) -> Any:
     def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"{WORDS} {len(state['messages'])}")]}
 
-    inner = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile(checkpointer=True)
+    inner = (
+        StateGraph(MessagesState)
+        .add_node("think", think)
+        .add_edge(START, "think")
+        .compile(checkpointer=True)
+    )
     outer = StateGraph(MessagesState).add_node("first", think).add_node("second", inner)
     graph = outer.add_edge(START, "first").add_edge("first", "second").compile()
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
@@ -68,7 +75,9 @@ class Forgery:
 
     def packed(self) -> tuple[int, bytes]:
         """By the msgpack extension with which LangGraph calls constructors."""
-        return MSGPACK, ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {self.witness}"))))
+        return MSGPACK, ormsgpack.packb(
+            ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {self.witness}")))
+        )
 
 
 @pytest.fixture
@@ -91,13 +100,17 @@ def put_into_checkpoints(url: str, reference: Any) -> None:
     """Let every channel of every checkpoint refer to `reference`."""
     for (manifest,) in execute(url, "SELECT manifest FROM checkpoints"):
         rest, channels = ormsgpack.unpackb(manifest)
-        forged = ormsgpack.packb([rest, [[name, version, reference] for name, version, _ in channels]])
+        forged = ormsgpack.packb(
+            [rest, [[name, version, reference] for name, version, _ in channels]]
+        )
         execute(url, "UPDATE checkpoints SET manifest = ? WHERE manifest = ?", (forged, manifest))
 
 
 def put_into_writes(url: str, reference: Any) -> None:
     for (data,) in execute(url, "SELECT DISTINCT data FROM writes"):
-        forged = ormsgpack.packb([[index, channel, reference] for index, channel, _ in ormsgpack.unpackb(data)])
+        forged = ormsgpack.packb(
+            [[index, channel, reference] for index, channel, _ in ormsgpack.unpackb(data)]
+        )
         execute(url, "UPDATE writes SET data = ? WHERE data = ?", (forged, data))
 
 
@@ -117,7 +130,11 @@ def test_a_forged_row_is_refused_and_does_not_run(
         steps = store.checkpointer.list(on("the thread", checkpoint_ns=""))
         newest = next(found for found in steps if found.pending_writes)
     if as_blob:
-        execute(url, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", (hash_of(kind, data), kind, data))
+        execute(
+            url,
+            "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)",
+            (hash_of(kind, data), kind, data),
+        )
     place(url, hash_of(kind, data) if as_blob else [kind, data])
     with open_store(url) as store:
         graph = conversation(store)
@@ -136,7 +153,10 @@ def test_a_value_under_the_name_of_another_is_refused(url: str) -> None:
     with open_store(url) as store:
         converse(store, on("t"))
     execute(url, "UPDATE blobs SET data = ?", (ormsgpack.packb("another"),))
-    with open_store(url) as store, pytest.raises(StoreError, match=r"Thread 't', checkpoint .*hash"):
+    with (
+        open_store(url) as store,
+        pytest.raises(StoreError, match=r"Thread 't', checkpoint .*hash"),
+    ):
         conversation(store).get_state(on("t"))
 
 
@@ -191,7 +211,9 @@ def test_only_its_owner_reads_a_store(tmp_path: Path) -> None:
     try:
         with open_store(tmp_path / "store.db") as store:
             converse(store, on("t"))
-            assert modes(tmp_path) == dict.fromkeys(("store.db", "store.db-wal", "store.db-shm"), 0o600)
+            assert modes(tmp_path) == dict.fromkeys(
+                ("store.db", "store.db-wal", "store.db-shm"), 0o600
+            )
     finally:
         os.umask(before)
 
@@ -209,7 +231,9 @@ def test_a_file_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
 
 
 async def test_what_stands_in_configurable_is_not_stored(url: str) -> None:
-    """LangChain copies scalars of `configurable` into the metadata of a run, where stock savers store them."""
+    """LangChain copies scalars of `configurable` into the metadata of a run, where stock savers
+    store them.
+    """
     config = {
         **on("t", api_key=SECRET, user=f"user {SECRET}"),
         "metadata": {"experiment": "a fact of the run"},
@@ -224,13 +248,21 @@ async def test_what_stands_in_configurable_is_not_stored(url: str) -> None:
             for found in store.checkpointer.list(on("t"))
         )
     assert SECRET.encode() not in kept + stored_bytes(url)
-    assert b"a fact of the run" in kept and WORDS.encode() in kept, "the scan does not find what is there"
+    assert b"a fact of the run" in kept and WORDS.encode() in kept, (
+        "the scan does not find what is there"
+    )
 
 
 def a_trajectory() -> Trajectory:
     task = TaskRef(id="1", family="f", prompt=WORDS)
     return Trajectory(
-        id="i", thread_id="t", task=task, graph="g", policy="p", status=RunStatus.COMPLETED, started_at=0.0
+        id="i",
+        thread_id="t",
+        task=task,
+        graph="g",
+        policy="p",
+        status=RunStatus.COMPLETED,
+        started_at=0.0,
     )
 
 
@@ -246,7 +278,15 @@ def test_an_encrypted_store_keeps_nothing_readable(url: str) -> None:
     kept += stored_bytes(url)
     found = [
         word
-        for word in ("quick", "brown", "nobody else", "human", "messages", "experiment", "langchain")
+        for word in (
+            "quick",
+            "brown",
+            "nobody else",
+            "human",
+            "messages",
+            "experiment",
+            "langchain",
+        )
         if word.encode() in kept
     ]
     assert found == []
@@ -270,12 +310,20 @@ def test_a_key_for_a_store_in_the_clear_is_refused(url: str) -> None:
         open_store(url, key=KEY)
 
 
-SEALED = ["checkpoints.manifest", "checkpoints.metadata", "writes.data", "blobs.data", "trajectories.record"]
+SEALED = [
+    "checkpoints.manifest",
+    "checkpoints.metadata",
+    "writes.data",
+    "blobs.data",
+    "trajectories.record",
+]
 
 
 @pytest.mark.parametrize("column", SEALED)
 def test_a_row_that_is_not_sealed_is_refused(column: str, url: str, tmp_path: Path) -> None:
-    """Rows of a store in the clear are put into the encrypted one, where they would be valid without its seal."""
+    """Rows of a store in the clear are put into the encrypted one, where they would be valid
+    without its seal.
+    """
     table, _, name = column.partition(".")
     plain = f"sqlite:///{tmp_path}/plain.db"
     for where, key in ((plain, None), (url, KEY)):
@@ -284,7 +332,10 @@ def test_a_row_that_is_not_sealed_is_refused(column: str, url: str, tmp_path: Pa
             store.journal.write_trajectory(a_trajectory())
     (data,) = execute(plain, f"SELECT {name} FROM {table} LIMIT 1")[0]
     execute(url, f"UPDATE {table} SET {name} = ?", (data,))
-    with open_store(url, key=KEY) as store, pytest.raises(StoreError, match="was not sealed with its key"):
+    with (
+        open_store(url, key=KEY) as store,
+        pytest.raises(StoreError, match="was not sealed with its key"),
+    ):
         assert [*store.checkpointer.list(on("t"))] == store.journal.trajectory("i")
 
 
@@ -292,7 +343,9 @@ def test_a_sealed_row_stays_at_its_place(url: str) -> None:
     with open_store(url, key=KEY) as store:
         converse(store, on("mine"))
         converse(store, on("theirs"))
-    (manifest,), *_ = execute(url, "SELECT manifest FROM checkpoints WHERE thread_id = 'theirs' ORDER BY id DESC")
+    (manifest,), *_ = execute(
+        url, "SELECT manifest FROM checkpoints WHERE thread_id = 'theirs' ORDER BY id DESC"
+    )
     execute(url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'mine'", (manifest,))
     with open_store(url, key=KEY) as store:
         with pytest.raises(StoreError, match="was not sealed with its key"):

@@ -1,4 +1,6 @@
-"""Processes that run `hrm-agent`: one that is stopped for longer than its lease, and two that cannot see each other."""
+"""Processes that run `hrm-agent`: one that is stopped for longer than its lease, and two that
+cannot see each other.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def stop(process: CliProcess, url: str) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         if not is_file(url):
             return
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)) as connection:
+        with closing(
+            sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
+        ) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
@@ -66,13 +70,28 @@ def has_run_out(url: str) -> bool:
     return execute(url, "SELECT max(expires_at) FROM leases")[0][0] < time.time()
 
 
-def test_a_process_that_was_stopped_writes_nothing_to_a_thread_that_was_taken_over(url: str, tmp_path: Path) -> None:
-    """Both run the thread's tools; the record has the second one's outcomes, and the first is told."""
+def test_a_process_that_was_stopped_writes_nothing_to_a_thread_that_was_taken_over(
+    url: str, tmp_path: Path
+) -> None:
+    """Both run the thread's tools; the record has the second one's outcomes,
+    and the first is told.
+    """
     shared = tmp_path / "shared"
     shared.mkdir()
     here, there = tmp_path / "here", tmp_path / "there"
     policy = place_of(here, shared)
-    begin = ("run", "Do both.", "--graph", "./agent.py:graph", "--policy", policy, "--thread", "t", "--store", url)
+    begin = (
+        "run",
+        "Do both.",
+        "--graph",
+        "./agent.py:graph",
+        "--policy",
+        policy,
+        "--thread",
+        "t",
+        "--store",
+        url,
+    )
     with hrm_agent(here, *begin) as first:
         block_until(lambda: begun(shared, first) == 2)
         stop(first, url)
@@ -91,7 +110,11 @@ def test_a_process_that_was_stopped_writes_nothing_to_a_thread_that_was_taken_ov
     assert "Nothing was written" not in said and "Traceback" not in said
     with open_store(url) as store:
         record = store.journal.trajectory("t")
-        assert record.status is RunStatus.COMPLETED and lint(record) == [] and list(verify(store)) == []
+        assert (
+            record.status is RunStatus.COMPLETED
+            and lint(record) == []
+            and list(verify(store)) == []
+        )
         outcomes = {(call.status, call.content) for call in record.tool_calls}
         assert outcomes == {(ToolStatus.OK, f"{what} by {second.pid}") for what in ("one", "two")}
         assert len(record.tool_calls) == len(record.calls) == 2
@@ -101,12 +124,23 @@ def test_a_process_that_was_stopped_writes_nothing_to_a_thread_that_was_taken_ov
 
 
 def test_a_thread_goes_on_from_another_folder(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Killed in one folder, resumed from another one: graph, model and options are in the store, not beside it."""
+    """Killed in one folder, resumed from another one: graph, model and options are in the store,
+    not beside it.
+    """
     url = postgres.create_database()
     shared = tmp_path / "shared"
     shared.mkdir()
     here, there = tmp_path / "here", tmp_path / "there"
-    begin = ("run", "Do both.", "--graph", "./agent.py:graph", "--policy", place_of(here, shared), "--thread", "t")
+    begin = (
+        "run",
+        "Do both.",
+        "--graph",
+        "./agent.py:graph",
+        "--policy",
+        place_of(here, shared),
+        "--thread",
+        "t",
+    )
     with hrm_agent(here, *begin, "--store", url, "--temperature", "0.25", "--seed", "7") as first:
         block_until(lambda: begun(shared, first) == 2)
     assert [path.name for path in here.rglob("config.toml")] == []
@@ -162,8 +196,12 @@ with open_store(sys.argv[1]) as store, store.lease("t"):
 """
 
 
-def test_a_process_that_is_stopped_in_a_transaction_keeps_nobody_out(postgres: PostgresServer) -> None:
-    """Its transaction holds the lock of all writers: who opens the store asks for nothing that it would wait for."""
+def test_a_process_that_is_stopped_in_a_transaction_keeps_nobody_out(
+    postgres: PostgresServer,
+) -> None:
+    """Its transaction holds the lock of all writers: who opens the store asks for nothing that it
+    would wait for.
+    """
     url = postgres.create_database()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with open_store(url) as store:
@@ -172,7 +210,9 @@ def test_a_process_that_is_stopped_in_a_transaction_keeps_nobody_out(postgres: P
             assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
             block_until(lambda: has_run_out(url))
             command = [sys.executable, "-c", TAKER, url]
-            second = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True, check=False)
+            second = subprocess.run(
+                command, env=environment, timeout=60, capture_output=True, text=True, check=False
+            )
             assert second.stdout == "taken\n", second.stderr
             store.journal.write_trajectory(make_trajectory())
         finally:
@@ -182,13 +222,32 @@ def test_a_process_that_is_stopped_in_a_transaction_keeps_nobody_out(postgres: P
     postgres.drop_database(url)
 
 
-def test_a_live_owner_in_another_container_is_not_taken_for_dead(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Two PID namespaces under one host name: each sees only its own processes, and both have a process 1."""
+def test_a_live_owner_in_another_container_is_not_taken_for_dead(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Two PID namespaces under one host name: each sees only its own processes, and both have a
+    process 1.
+    """
     url = postgres.create_database()
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    container = ["unshare", *root, "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c"]
+    container = [
+        "unshare",
+        *root,
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        sys.executable,
+        "-c",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    options = {"text": True, "env": environment, "cwd": tmp_path, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {
+        "text": True,
+        "env": environment,
+        "cwd": tmp_path,
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+    }
 
     def taken() -> str:
         with subprocess.Popen([*container, TAKER, url], **options) as second:  # type: ignore[call-overload]

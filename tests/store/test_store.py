@@ -1,4 +1,6 @@
-"""The run store: what is written comes back, hostile rows do not run, a full disk loses nothing that was committed."""
+"""The run store: what is written comes back, hostile rows do not run, a full disk loses nothing
+that was committed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
         yield opened
 
 
-def a_call(index: int = 0, parent: str | None = None, thread: str = "thread", seed: int | None = 2**62) -> Call:
+def a_call(
+    index: int = 0, parent: str | None = None, thread: str = "thread", seed: int | None = 2**62
+) -> Call:
     return Call(
         id=call_id(thread, "task", index),
         identity=GraphIdentity(thread_id=thread, task_id="task", node="n"),
@@ -92,7 +96,9 @@ def test_a_trajectory_is_put_together_from_what_was_written(store: RunStore) -> 
     finished = tool.model_copy(update={"status": ToolStatus.OK, "content": "42"})
     store.journal.write_tool_call(finished)
     read = store.journal.trajectory("id of thread")
-    assert read == a_trajectory().model_copy(update={"calls": (first, second), "tool_calls": (finished,)})
+    assert read == a_trajectory().model_copy(
+        update={"calls": (first, second), "tool_calls": (finished,)}
+    )
     assert store.journal.find_trajectory("thread") == read
     assert store.journal.path_tokens(second.id) == first.token_ids + second.token_ids
     assert store.journal.seeds_of_thread("thread") == {2**62}
@@ -102,7 +108,9 @@ def test_a_trajectory_is_put_together_from_what_was_written(store: RunStore) -> 
 
 def a_tool_call() -> ToolCall:
     identity = GraphIdentity(thread_id="thread", task_id="task")
-    return ToolCall(id="tool", identity=identity, tool_call_id="t", name="python", arguments={"code": "1"})
+    return ToolCall(
+        id="tool", identity=identity, tool_call_id="t", name="python", arguments={"code": "1"}
+    )
 
 
 def test_trajectories_are_found_by_run_and_status(store: RunStore) -> None:
@@ -134,18 +142,26 @@ def test_a_step_judged_again_replaces_its_judgement(store: RunStore) -> None:
     assert [o.reason for o in store.journal.overlays("run")] == ["second"]
 
 
-def test_a_judgement_keeps_what_calls_were_credited_with_where_they_differ(store: RunStore, tmp_path: Path) -> None:
-    """One that says nothing of it is written as by earlier versions, which refuse fields that they do not know."""
+def test_a_judgement_keeps_what_calls_were_credited_with_where_they_differ(
+    store: RunStore, tmp_path: Path
+) -> None:
+    """One that says nothing of it is written as by earlier versions, which refuse fields that they
+    do not know.
+    """
     plain = Overlay(
         run_id="run", step=0, trajectory_id="a", group_id="g", reward=1.0, verdict=Verdict.KEPT, reason="x",
         penalty_error=0.0, penalty_format=0.0, advantage=0.5,
     )  # fmt: skip
-    credited = plain.model_copy(update={"trajectory_id": "b", "credit": {"call": 0.25, "other": -1.0}})
+    credited = plain.model_copy(
+        update={"trajectory_id": "b", "credit": {"call": 0.25, "other": -1.0}}
+    )
     none = plain.model_copy(update={"trajectory_id": "c", "credit": {}})
     store.journal.write_overlays([plain, credited, none])
     assert store.journal.overlays("run") == [plain, credited, none]
     with closing(sqlite3.connect(tmp_path / "store.db")) as file:
-        records = [bytes(row[0]) for row in file.execute("SELECT record FROM overlays ORDER BY seq")]
+        records = [
+            bytes(row[0]) for row in file.execute("SELECT record FROM overlays ORDER BY seq")
+        ]
     assert [b"credit" in record for record in records] == [False, True, True]
 
 
@@ -163,12 +179,18 @@ def test_threads_write_side_by_side(store: RunStore) -> None:
 
 
 def test_a_closed_store_refuses_at_once(url: str) -> None:
-    """A write that nobody commits any more would be waited for without end, or lost without a word."""
+    """A write that nobody commits any more would be waited for without end,
+    or lost without a word.
+    """
     for options in ("", "?level=power") if url.startswith("sqlite") else ("",):
         store = open_store(f"{url}{options}")
         store.close()
         database = store.database
-        for use in (lambda: database.submit(str).result(timeout=5), lambda: database.defer(str), store.threads):
+        for use in (
+            lambda: database.submit(str).result(timeout=5),
+            lambda: database.defer(str),
+            store.threads,
+        ):
             with pytest.raises(StoreError, match="is closed"):
                 use()
         store.close()
@@ -221,7 +243,9 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
-def test_the_file_of_another_program_is_refused_and_left_alone(mode: str, create: bool, tmp_path: Path) -> None:
+def test_the_file_of_another_program_is_refused_and_left_alone(
+    mode: str, create: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "addresses.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA journal_mode={mode}")
@@ -229,7 +253,8 @@ def test_the_file_of_another_program_is_refused_and_left_alone(mode: str, create
         other.execute("INSERT INTO people VALUES ('Ada')")
         other.commit()
         (tmp_path / "copy").mkdir()
-        for file in tmp_path.glob("addresses.db*"):  # in WAL mode with what is not in the main file yet
+        # in WAL mode with what is not in the main file yet
+        for file in tmp_path.glob("addresses.db*"):
             shutil.copy(file, tmp_path / "copy")
     path = tmp_path / "copy" / "addresses.db"
     (tmp_path / "copy" / "addresses.db-shm").unlink(missing_ok=True)
@@ -273,30 +298,44 @@ class Typed(TypedDict):
 
 
 def test_a_forged_checkpoint_does_not_run(store: RunStore, tmp_path: Path) -> None:
-    """A row that would call `os.system` on load, by the msgpack extension that LangGraph uses for constructors."""
+    """A row that would call `os.system` on load, by the msgpack extension that LangGraph uses for
+    constructors.
+    """
     graph = StateGraph(Plain).add_node("n", lambda state: state).add_edge(START, "n").compile()
     graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"value": "harmless"}, config)
     witness = tmp_path / "ran"
-    forged = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}"))))
+    forged = ormsgpack.packb(
+        ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}")))
+    )
     with sqlite3.connect(store.path) as connection:
         for seq, manifest in connection.execute("SELECT seq, manifest FROM checkpoints").fetchall():
             rest, channels = ormsgpack.unpackb(manifest)
             channels = [[name, version, [MSGPACK, forged]] for name, version, _ in channels]
             connection.execute(
-                "UPDATE checkpoints SET manifest = ? WHERE seq = ?", (ormsgpack.packb([rest, channels]), seq)
+                "UPDATE checkpoints SET manifest = ? WHERE seq = ?",
+                (ormsgpack.packb([rest, channels]), seq),
             )
     JsonPlusSerializer(allowed_msgpack_modules=True).loads_typed(("msgpack", forged))
-    assert witness.exists(), "the forgery is not even dangerous to a serializer that allows everything"
+    assert witness.exists(), (
+        "the forgery is not even dangerous to a serializer that allows everything"
+    )
     witness.unlink()
     with pytest.raises(StoreError, match=r"Thread 't', checkpoint .*os\.system"):
         graph.get_state(config)
     assert not witness.exists(), "the forged constructor was called"
 
 
-def test_types_that_a_graph_declares_are_known_to_the_checkpointer_it_is_compiled_with(store: RunStore) -> None:
-    graph = StateGraph(Typed).add_node("n", lambda state: state).add_edge(START, "n").compile(store.checkpointer)
+def test_types_that_a_graph_declares_are_known_to_the_checkpointer_it_is_compiled_with(
+    store: RunStore,
+) -> None:
+    graph = (
+        StateGraph(Typed)
+        .add_node("n", lambda state: state)
+        .add_edge(START, "n")
+        .compile(store.checkpointer)
+    )
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"value": Own(3)}, config)
     assert graph.get_state(config).values["value"] == Own(3)
@@ -305,7 +344,9 @@ def test_types_that_a_graph_declares_are_known_to_the_checkpointer_it_is_compile
 def test_what_could_not_be_read_back_is_not_written(store: RunStore) -> None:
     graph = StateGraph(Plain).add_node("n", lambda _: {"value": [Own(3)]}).add_edge(START, "n")
     config: Any = {"configurable": {"thread_id": "t"}}
-    with pytest.raises(StoreError, match=r"Thread 't' holds a value of the type .*Own, which is not allowed"):
+    with pytest.raises(
+        StoreError, match=r"Thread 't' holds a value of the type .*Own, which is not allowed"
+    ):
         graph.compile(store.checkpointer).invoke({"value": 1}, config)
     name = f"{Own.__module__}:{Own.__qualname__}"
     with open_store(store.path, allow=[name]) as allowing:
@@ -345,15 +386,24 @@ print(json.dumps({"written": written, "message": ""}))
 
 @pytest.mark.whole
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
-    """In a mount namespace of its own, on a tmpfs of one mebibyte; then the file is copied out and read."""
+    """In a mount namespace of its own, on a tmpfs of one mebibyte; then the file is copied out and
+    read.
+    """
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
     script = (
-        f"mount -t tmpfs -o size=1m none {disk} && {sys.executable} -c '{FILL}' {disk} && cp {disk}/store.db* {kept}/"
+        f"mount -t tmpfs -o size=1m none {disk} && {sys.executable} -c '{FILL}' {disk} && cp"
+        f" {disk}/store.db* {kept}/"
     )
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, check=False)
+    namespace = (
+        ["unshare", "--mount"]
+        if os.geteuid() == 0
+        else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
+    done = subprocess.run(
+        [*namespace, "sh", "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert "is full" in said["message"] and "hrm-agent resume" in said["message"]

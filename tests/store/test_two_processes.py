@@ -1,4 +1,6 @@
-"""Several real processes on one store: nothing is lost, nobody meets a locked database, a thread has one run."""
+"""Several real processes on one store: nothing is lost, nobody meets a locked database, a thread
+has one run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
         yield database
         postgres.drop_database(database)
     else:
-        yield f"sqlite:///{tmp_path}/store.db" + ("?level=power" if "power" in request.param else "")
+        yield f"sqlite:///{tmp_path}/store.db" + (
+            "?level=power" if "power" in request.param else ""
+        )
 
 
 def test_processes_write_side_by_side(url: str) -> None:
@@ -47,11 +51,16 @@ def test_processes_write_side_by_side(url: str) -> None:
             process.begin()
         with open_store(url) as store:
             while not all(process.line.poll(0) for process in processes):
-                assert all(found.checkpoint["channel_values"] for found in store.checkpointer.list(None, limit=20))
+                assert all(
+                    found.checkpoint["channel_values"]
+                    for found in store.checkpointer.list(None, limit=20)
+                )
                 assert len(store.threads()) <= len(NAMES) * THREADS
         assert [process.says() for process in processes] == ["done"] * len(NAMES)
     with open_store(url) as store:
-        assert Counter(info.status for info in store.threads()) == {RunStatus.COMPLETED: len(NAMES) * THREADS}
+        assert Counter(info.status for info in store.threads()) == {
+            RunStatus.COMPLETED: len(NAMES) * THREADS
+        }
         for thread in (f"{name} {i}" for name in NAMES for i in range(THREADS)):
             check_thread(store, thread)
         assert list(verify(store)) == []
@@ -77,9 +86,14 @@ def test_a_store_that_two_make_at_the_same_moment(postgres: PostgresServer) -> N
 
 def check_thread(store: RunStore, thread: str) -> None:
     found = [*store.checkpointer.list({"configurable": {"thread_id": thread}})]
-    assert [step.checkpoint["channel_values"].get("n") for step in found] == [*range(STEPS, -1, -1), None]
+    assert [step.checkpoint["channel_values"].get("n") for step in found] == [
+        *range(STEPS, -1, -1),
+        None,
+    ]
     assert [len(step.pending_writes or ()) for step in found[1:]] == [2] + [3] * STEPS
-    assert store.journal.trajectory(f"id of {thread}").calls == tuple(call(thread, i) for i in range(STEPS))
+    assert store.journal.trajectory(f"id of {thread}").calls == tuple(
+        call(thread, i) for i in range(STEPS)
+    )
 
 
 def test_a_thread_has_one_run(url: str) -> None:
@@ -95,7 +109,9 @@ def test_a_thread_has_one_run(url: str) -> None:
     assert words[0].startswith("RunError: Thread 't' was continued by another run")
     with open_store(url) as store:
         steps = [*store.checkpointer.list({"configurable": {"thread_id": "t"}})]
-    assert max(Counter(str(step.parent_config) for step in steps).values()) == 1, "the thread was forked"
+    assert max(Counter(str(step.parent_config) for step in steps).values()) == 1, (
+        "the thread was forked"
+    )
     assert steps[0].checkpoint["channel_values"]["n"] == STEPS
 
 
@@ -110,7 +126,9 @@ def holder(url: str) -> Iterator[Writer]:
 
 def test_a_thread_that_is_held_is_refused(url: str) -> None:
     with open_store(url) as store, holder(url) as process:
-        with pytest.raises(RunError, match=f"'t' is being run already, by process {process.process.pid} on .*fork"):
+        with pytest.raises(
+            RunError, match=f"'t' is being run already, by process {process.process.pid} on .*fork"
+        ):
             take(store)
         with writers(url, hold, "t") as (second,):
             second.begin()
@@ -152,7 +170,11 @@ def test_a_number_that_was_given_to_another_process_is_no_owner(url: str) -> Non
         process.kill()
         ((owner,),) = execute(url, "SELECT process FROM leases")
         host, _, _, *place = owner.split("/")
-        execute(url, "UPDATE leases SET process = ?", ("/".join((host, str(os.getppid()), "1", *place)),))
+        execute(
+            url,
+            "UPDATE leases SET process = ?",
+            ("/".join((host, str(os.getppid()), "1", *place)),),
+        )
         take(store)
 
 

@@ -1,4 +1,6 @@
-"""A task that failed or was cancelled is run again, whatever it had written to the state by then."""
+"""A task that failed or was cancelled is run again,
+whatever it had written to the state by then.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_failed_between_its_write_and_its_edge(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("kept", ["by LangGraph", "in the store"])
-def test_an_error_that_the_graph_handles_leaves_what_was_written(kept: str, store: RunStore) -> None:
+def test_an_error_that_the_graph_handles_leaves_what_was_written(
+    kept: str, store: RunStore
+) -> None:
     failures = [KeyError("handler")]
 
     def route(_: State) -> str:
@@ -93,7 +97,9 @@ def test_an_error_that_the_graph_handles_leaves_what_was_written(kept: str, stor
 
 
 def test_a_task_that_ended_after_an_error_is_taken_over_as_ended(store: RunStore) -> None:
-    """Its error stays on record beside what it wrote; only the task beside it is still to be run."""
+    """Its error stays on record beside what it wrote;
+    only the task beside it is still to be run.
+    """
     ran, failing = Counter[str](), {"a", "b"}
 
     def node(name: str) -> Any:
@@ -118,5 +124,8 @@ def test_a_task_that_ended_after_an_error_is_taken_over_as_ended(store: RunStore
     for found in reversed(list(theirs.list(CONFIG))):
         store.checkpointer.adopt(found, {})
     before = ran.copy()
-    assert builder.compile(checkpointer=store.checkpointer).invoke(None, CONFIG)["seen"] == ["a", "b"]
+    assert builder.compile(checkpointer=store.checkpointer).invoke(None, CONFIG)["seen"] == [
+        "a",
+        "b",
+    ]
     assert ran - before == Counter("b")

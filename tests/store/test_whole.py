@@ -36,7 +36,9 @@ def on(thread: str) -> Any:
 
 
 def talking_graph(saver: Any) -> Any:
-    graph = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [AIMessage("answer " * 20)]})
+    graph = StateGraph(MessagesState).add_node(
+        "n", lambda _: {"messages": [AIMessage("answer " * 20)]}
+    )
     return graph.add_edge(START, "n").compile(checkpointer=saver)
 
 
@@ -104,7 +106,9 @@ def test_a_migration_that_is_killed_leaves_nothing(url: str, tmp_path: Path) -> 
         assert stats(store).rows["checkpoints"] == taken.checkpoints and list(verify(store)) == []
 
 
-def test_a_migration_that_fails_is_forgotten(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_is_forgotten(
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the process noted of values that it had handed in, too: it writes them again."""
     source, adopt, count = str(stock(tmp_path)), StoreSaver.adopt, 0
 
@@ -140,7 +144,9 @@ def test_a_new_store_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_two_that_make_one_file_leave_each_other_alone(tmp_path: Path) -> None:
-    """The first to end has it; the other is told, and what one that was killed left is cleared away."""
+    """The first to end has it; the other is told, and what one that was killed left is cleared
+    away.
+    """
     target, dead = tmp_path / "new.db", tmp_path / "new.db.part-dead"
     dead.mkdir()
     (dead / "store.db").write_text("half of it")
@@ -149,7 +155,9 @@ def test_two_that_make_one_file_leave_each_other_alone(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="was made by another process meanwhile"):
             copy_beside_another(origin, str(target))
         with open_store(target, create=False) as store:
-            assert [thread.thread_id for thread in store.threads()] == ["t"] and list(verify(store)) == []
+            assert [thread.thread_id for thread in store.threads()] == ["t"] and list(
+                verify(store)
+            ) == []
     assert [path.name for path in tmp_path.glob("new.db*")] == ["new.db"]
 
 
@@ -191,7 +199,9 @@ def test_the_log_of_an_earlier_file_is_not_played_back_into_a_new_one(tmp_path: 
         with new_store(str(target)) as store:
             copy_store(origin, store)
     with open_store(target, create=False) as store:
-        assert [thread.thread_id for thread in store.threads()] == ["t"] and list(verify(store)) == []
+        assert [thread.thread_id for thread in store.threads()] == ["t"] and list(
+            verify(store)
+        ) == []
 
 
 COPY = """
@@ -211,7 +221,9 @@ except StoreFullError as error:
 
 @pytest.mark.whole
 def test_a_disk_with_room_for_the_log_alone_leaves_no_copy(tmp_path: Path) -> None:
-    """All rows are committed to the log, which cannot be put into the file: SQLite closes that without a word."""
+    """All rows are committed to the log, which cannot be put into the file: SQLite closes that
+    without a word.
+    """
     origin, disk = tmp_path / "origin.db", tmp_path / "disk"
     disk.mkdir()
     with open_store(origin) as store:
@@ -219,23 +231,41 @@ def test_a_disk_with_room_for_the_log_alone_leaves_no_copy(tmp_path: Path) -> No
     room = origin.stat().st_size * 3 // 2
     copy = f"{sys.executable} -c '{COPY}' {origin} {disk}/copy.db"
     script = f"mount -t tmpfs -o size={room} none {disk} && {copy} && ls {disk}"
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, check=False)
-    said = f"The disk that is to hold {disk}/copy.db is full. Nothing was written: free some space, then do it again."
+    namespace = (
+        ["unshare", "--mount"]
+        if os.geteuid() == 0
+        else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
+    done = subprocess.run(
+        [*namespace, "sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    said = (
+        f"The disk that is to hold {disk}/copy.db is full. Nothing was written: free some space,"
+        " then do it again."
+    )
     assert done.stdout.splitlines() == ["copied", said], done.stderr + done.stdout
 
 
 # an empty file
 
 
-def test_an_empty_file_is_no_store_to_read_and_one_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_file_is_no_store_to_read_and_one_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "empty.db"
     path.touch()
-    with pytest.raises(StoreError, match=r"is not a run store: an empty file, in which nothing was ever stored\."):
+    with pytest.raises(
+        StoreError, match=r"is not a run store: an empty file, in which nothing was ever stored\."
+    ):
         open_store(path, create=False)
-    with open_store(tmp_path / "target.db") as target, pytest.raises(StoreError, match="is empty: nothing was ever"):
+    with (
+        open_store(tmp_path / "target.db") as target,
+        pytest.raises(StoreError, match="is empty: nothing was ever"),
+    ):
         migrate(str(path), target)
-    assert main(["history", "--store", str(path)]) == 2 and "an empty file" in capsys.readouterr().err
+    assert (
+        main(["history", "--store", str(path)]) == 2 and "an empty file" in capsys.readouterr().err
+    )
     assert path.stat().st_size == 0
     with open_store(path) as store:
         assert store.threads() == []
@@ -249,7 +279,8 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the clock back, for LangGraph's ids as for the store."""
     from langgraph.checkpoint.base import id as ids
 
-    monkeypatch.setattr(ids, "_last_v6_timestamp", None)  # other tests may have gone ahead of the clock
+    # other tests may have gone ahead of the clock
+    monkeypatch.setattr(ids, "_last_v6_timestamp", None)
 
     def set_back(seconds: float) -> None:
         now, now_ns = time.time, time.time_ns
@@ -264,7 +295,9 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_thread_of_a_clock_that_was_ahead_is_gone_on_with_and_branched(
     seconds: int, url: str, store: RunStore, set_back: Any
 ) -> None:
-    """By a process that was not there when it was written: what it writes is the newest, wherever it begins."""
+    """By a process that was not there when it was written: what it writes is the newest, wherever
+    it begins.
+    """
     talking(store.checkpointer, "t")
     set_back(seconds)
     with open_store(url) as later:
@@ -276,7 +309,9 @@ def test_a_thread_of_a_clock_that_was_ahead_is_gone_on_with_and_branched(
     with open_store(url) as third:
         graph = talking_graph(third.checkpointer)
         edited = graph.update_state(early, {"messages": [HumanMessage("edited")]})
-        assert graph.get_state(on("t")).config == edited, "a branch comes after the newest of its thread as well"
+        assert graph.get_state(on("t")).config == edited, (
+            "a branch comes after the newest of its thread as well"
+        )
         ids = [found.checkpoint["id"] for found in third.checkpointer.list(on("t"))]
     assert list(verify(store)) == [] and len(set(ids)) == len(ids)
 
@@ -310,8 +345,12 @@ def test_a_lower_id_than_the_newest_is_not_written(store: RunStore, set_back: An
     assert newest is not None
     before = stats(store).rows["checkpoints"]
     set_back(3600)
-    with pytest.raises(RunError, match=r"clock of this machine stands 3,\d{3}\.\d seconds before .*not written"):
-        store.checkpointer.put(newest.config, empty_checkpoint(), {"source": "loop", "step": 9, "parents": {}}, {})
+    with pytest.raises(
+        RunError, match=r"clock of this machine stands 3,\d{3}\.\d seconds before .*not written"
+    ):
+        store.checkpointer.put(
+            newest.config, empty_checkpoint(), {"source": "loop", "step": 9, "parents": {}}, {}
+        )
     assert stats(store).rows["checkpoints"] == before
     assert graph is not None and list(verify(store)) == []
 
@@ -332,7 +371,9 @@ def nested(levels: int, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["list", "dict"])
 @pytest.mark.parametrize("place", ["channel", "message"])
-def test_what_is_nested_too_deeply_is_refused_when_it_is_written(kind: str, place: str, store: RunStore) -> None:
+def test_what_is_nested_too_deeply_is_refused_when_it_is_written(
+    kind: str, place: str, store: RunStore
+) -> None:
     """What is taken can be read back, from as deep in Python's stack as a graph is."""
 
     def value(levels: int) -> Any:
@@ -340,11 +381,17 @@ def test_what_is_nested_too_deeply_is_refused_when_it_is_written(kind: str, plac
         return made if place == "channel" else AIMessage("x", additional_kwargs={"value": made})
 
     levels = iter((100, 500, 5000))
-    graph: Any = StateGraph(Holding).add_node("n", lambda _: {"value": value(next(levels))}).add_edge(START, "n")
+    graph: Any = (
+        StateGraph(Holding)
+        .add_node("n", lambda _: {"value": value(next(levels))})
+        .add_edge(START, "n")
+    )
     graph = graph.compile(checkpointer=store.checkpointer)
     graph.invoke({"value": 0}, on("t"))
     assert graph.get_state(on("t")).values == {"value": value(100)}
     for _ in range(2):
-        with pytest.raises(UnstorableError, match=r"Thread 't' holds a value .*nested .*Nothing was written"):
+        with pytest.raises(
+            UnstorableError, match=r"Thread 't' holds a value .*nested .*Nothing was written"
+        ):
             graph.invoke({"value": 1}, on("t"))
     assert list(verify(store)) == []

@@ -1,5 +1,7 @@
-"""`python -m tests.support.begin MODULE WORDS...` is `python -m MODULE WORDS...`, without the collections of garbage
-that take a third of what torch and LangGraph need to be imported, and to end."""
+"""`python -m tests.support.begin MODULE WORDS...` is `python -m MODULE WORDS...`, without the
+collections of garbage that take a third of what torch and LangGraph need to be imported, and to
+end.
+"""
 
 from __future__ import annotations
 

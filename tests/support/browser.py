@@ -1,11 +1,12 @@
 """A real browser on the pages of `hrm-agent view`: Debian's Chromium, driven by Playwright.
 
-Every page that is opened is watched: an error or a warning of the console (those of the content security policy among
-them), an exception, or a request to another origin fails the test at its end. `Browsing.check` looks for serious faults
-of accessibility by axe, for a page that is wider than its window, and keeps a screenshot in `build/screenshots`.
+Every page that is opened is watched: an error or a warning of the console (those of the content
+security policy among them), an exception, or a request to another origin fails the test at its end.
+`Browsing.check` looks for serious faults of accessibility by axe, for a page that is wider than its
+window, and keeps a screenshot in `build/screenshots`.
 
-Under that policy use locators and `expect`, which ask again from outside: `wait_for_function` polls inside the page by
-`eval`, which is refused there.
+Under that policy use locators and `expect`, which ask again from outside: `wait_for_function` polls
+inside the page by `eval`, which is refused there.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def find_browser() -> str | None:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A browser for some tests of one module: while it is open no test of the same process can be a coroutine."""
+    """A browser for some tests of one module: while it is open no test of the same process can be a
+    coroutine.
+    """
     from playwright.sync_api import sync_playwright
 
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    offline = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking"]
+    offline = [
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        "--disable-background-networking",
+    ]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=[*root, *offline])
         yield browser
@@ -108,7 +114,16 @@ class Browsing:
 
     def export(self, place: Path, folder: Path, *words: str) -> Site:
         """A copy in files of one place."""
-        command = [sys.executable, "-m", "hrm_agent", "view", str(place), "--export", str(folder), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "hrm_agent",
+            "view",
+            str(place),
+            "--export",
+            str(folder),
+            *words,
+        ]
         subprocess.run(command, check=True, capture_output=True)
         return Site(self, f"file://{folder / 'index.html'}", place.name, "")
 
@@ -132,7 +147,9 @@ class Browsing:
                 self.problems.append(f"console {message.type}: {message.text}")
 
         def asked(request: Request) -> None:
-            if urlsplit(request.url)[:2] != origin and not request.url.startswith(("data:", "blob:")):
+            if urlsplit(request.url)[:2] != origin and not request.url.startswith(
+                ("data:", "blob:")
+            ):
                 self.problems.append(f"request to {request.url}")
 
         page.on("console", told)
@@ -141,13 +158,17 @@ class Browsing:
         return page
 
     def check(self, page: Page, name: str) -> None:
-        """Fails on what the page has told until now, on serious faults by axe, and on a page wider than its window."""
+        """Fails on what the page has told until now, on serious faults by axe, and on a page wider
+        than its window.
+        """
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"{name.replace(' ', '-')}.png")
         page.evaluate(axe_source())
         faults = page.evaluate(_AXE)
         assert not faults, f"{name}: {faults}"
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "wider than the window"
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (
+            "wider than the window"
+        )
         assert not self.problems, f"{name}: {self.problems}"
 
     def close(self) -> None:

@@ -16,5 +16,8 @@ def missing_cgroup() -> str:
     try:
         delegated(None)
     except OSError as error:
-        return f"No cgroup is delegated ({error}): `python -m tests.support.vm python -m pytest -m cgroup` has one."
+        return (
+            f"No cgroup is delegated ({error}): `python -m tests.support.vm python -m pytest -m"
+            " cgroup` has one."
+        )
     return ""

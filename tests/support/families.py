@@ -1,8 +1,9 @@
 """The chat templates that TRL ships for text models, each on a real tokenizer.
 
-A family whose own tokenizer is not at hand gets another's, to which the template's control tokens are added. Parsing a
-`tokenizer.json` takes up to two seconds. So each is parsed once a process, and the tokenizers that `load` returns share
-its vocabulary; added tokens, template and special tokens are each one's own.
+A family whose own tokenizer is not at hand gets another's, to which the template's control tokens
+are added. Parsing a `tokenizer.json` takes up to two seconds. So each is parsed once a process, and
+the tokenizers that `load` returns share its vocabulary; added tokens, template and special tokens
+are each one's own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support import real_tokenizers
 
-__all__ = ["FAMILIES", "Family", "backend", "base", "control_tokens", "load", "template", "templates"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "backend",
+    "base",
+    "control_tokens",
+    "load",
+    "template",
+    "templates",
+]
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,9 @@ class Family:
 
 
 _COHERE = Family("qwen3", "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>")
-_LFM2 = Family("qwen3", "<|im_end|>", "<|startoftext|>", also=("<|tool_call_start|>", "<|tool_call_end|>"))
+_LFM2 = Family(
+    "qwen3", "<|im_end|>", "<|startoftext|>", also=("<|tool_call_start|>", "<|tool_call_end|>")
+)
 _PHI3 = Family("qwen3", "<|endoftext|>")
 _QWEN3 = Family("qwen3")
 _LLAMA3 = Family("llama3", "<|eot_id|>")
@@ -95,14 +107,22 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 def load(name: str) -> PreTrainedTokenizerFast:
-    """A fresh tokenizer with the family's template, whose control tokens are single special tokens."""
+    """A fresh tokenizer with the family's template,
+    whose control tokens are single special tokens.
+    """
     family = FAMILIES[name]
     settings = _settings(family.on)
     known = backend(family.on).get_added_tokens_decoder().values()
-    wanted = [*control_tokens(template(name)), *family.also, *filter(None, (family.bos, family.eos))]
+    wanted = [
+        *control_tokens(template(name)),
+        *family.also,
+        *filter(None, (family.bos, family.eos)),
+    ]
     lacking = sorted(set(wanted) - {token.content for token in known})
     loaded = base(family.on)
-    loaded.backend_tokenizer.add_special_tokens([AddedToken(token, special=True) for token in lacking])
+    loaded.backend_tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in lacking]
+    )
     loaded.bos_token = family.bos or settings.get("bos_token")
     loaded.eos_token = family.eos or settings["eos_token"]
     loaded.chat_template = template(name)
@@ -112,7 +132,8 @@ def load(name: str) -> PreTrainedTokenizerFast:
 def base(name: str) -> PreTrainedTokenizerFast:
     """A fresh tokenizer as its configuration describes it, by a name of `real_tokenizers.PACKAGES`.
 
-    `AutoTokenizer` is passed by: for some of these configurations it builds another backend than the file's.
+    `AutoTokenizer` is passed by: for some of these configurations it builds another backend than
+    the file's.
     """
     return PreTrainedTokenizerFast(tokenizer_object=_Copied(backend(name)), **_settings(name))
 
@@ -137,7 +158,9 @@ def control_tokens(text: str) -> list[str]:
 
 
 class _Copied:
-    """A backend that is copied by its parts: transformers copies what it is given, a `Tokenizer` by its whole text."""
+    """A backend that is copied by its parts: transformers copies what it is given, a `Tokenizer` by
+    its whole text.
+    """
 
     def __init__(self, given: Tokenizer) -> None:
         self.given = given
@@ -153,13 +176,16 @@ class _Copied:
             made.post_processor = given.post_processor
         if given.decoder is not None:
             made.decoder = given.decoder
-        # A token that is not in the vocabulary gets the next id: in the order of the ids that is the one it had.
+        # A token that is not in the vocabulary gets the next id: in the order of the ids that is
+        # the one it had.
         made.add_tokens([token for _, token in sorted(given.get_added_tokens_decoder().items())])
         return made
 
 
 _SETTINGS = {"bos_token", "eos_token", "model_max_length", "pad_token", "unk_token"}
-"""Keys that say nothing about classes or chats. transformers ignores a configuration's clean-up of spaces for BPE."""
+"""Keys that say nothing about classes or chats. transformers ignores a configuration's clean-up of
+spaces for BPE.
+"""
 
 
 @cache

@@ -1,4 +1,6 @@
-"""Turns as the models of a family write them: raw text by hand, which no writer of the codec had a part in."""
+"""Turns as the models of a family write them: raw text by hand, which no writer of the codec had a
+part in.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Form:
     value: str
     """An argument with another value."""
     malformed: dict[str, str]
-    """Calls that nobody can read, by what is wrong. All have one that is `broken` and closed, or ends the answer."""
+    """Calls that nobody can read, by what is wrong. All have one that is `broken` and closed, or
+    ends the answer.
+    """
     between: str = ""
     """Between two arguments."""
     several: tuple[str, str, str] = ("", "\n", "")
@@ -41,7 +45,9 @@ FORMS = {
         between=", ",
         malformed={
             "unclosed": '<tool_call>\n{"name": "python", "arguments": {"code": "6 * 7"}}',
-            "broken": '<tool_call>\n{"name": "python", "arguments": {"code": "6 * 7}}\n</tool_call>',
+            "broken": (
+                '<tool_call>\n{"name": "python", "arguments": {"code": "6 * 7}}\n</tool_call>'
+            ),
             "no object": '<tool_call>\n{"name": "python", "arguments": "6 * 7"}\n</tool_call>',
         },
     ),
@@ -50,9 +56,15 @@ FORMS = {
         text="<parameter=KEY>\nVALUE\n</parameter>\n",
         value="<parameter=KEY>\nVALUE\n</parameter>\n",
         malformed={
-            "unclosed": "<tool_call>\n<function=python>\n<parameter=code>\n6 * 7\n</parameter>\n</function>",
-            "broken": "<tool_call>\n<function=python>\n<parameter=code>\n6 * 7\n</function>\n</tool_call>",
-            "another form": '<tool_call>\n{"name": "python", "arguments": {"code": "6 * 7"}}\n</tool_call>',
+            "unclosed": (
+                "<tool_call>\n<function=python>\n<parameter=code>\n6 * 7\n</parameter>\n</function>"
+            ),
+            "broken": (
+                "<tool_call>\n<function=python>\n<parameter=code>\n6 * 7\n</function>\n</tool_call>"
+            ),
+            "another form": (
+                '<tool_call>\n{"name": "python", "arguments": {"code": "6 * 7"}}\n</tool_call>'
+            ),
         },
     ),
     "glm": Form(
@@ -60,9 +72,13 @@ FORMS = {
         text="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
         value="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
         malformed={
-            "unclosed": "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>6 * 7</arg_value>\n",
+            "unclosed": (
+                "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>6 * 7</arg_value>\n"
+            ),
             "broken": "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>6 * 7\n</tool_call>",
-            "another form": '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
+            "another form": (
+                '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
+            ),
         },
     ),
     "gemma": Form(
@@ -74,7 +90,9 @@ FORMS = {
         malformed={
             "unclosed": '<|tool_call>call:python{code:<|"|>6 * 7<|"|>}',
             "broken": '<|tool_call>call:python{code:<|"|>6 * 7}<tool_call|>',
-            "another form": '<|tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}<tool_call|>',
+            "another form": (
+                '<|tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}<tool_call|>'
+            ),
         },
     ),
     "pythonic": Form(
@@ -114,14 +132,22 @@ FORMS = {
         then="<|end|><|start|>assistant",
         parallel=False,
         malformed={
-            "unclosed": '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "6 * 7"',
-            "broken": '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "6 * 7}',
+            "unclosed": (
+                '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "6'
+                ' * 7"'
+            ),
+            "broken": (
+                '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "6'
+                " * 7}"
+            ),
             "no object": " to=functions.python<|channel|>commentary json<|message|>6 * 7",
         },
     ),
     "muse": Form(
-        call=' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\nARGS</atem:invoke>\n'
-        "</atem:function_calls>",
+        call=(
+            " to=NAME<|message|><atem:function_calls>\n<atem:invoke"
+            ' name="NAME">\nARGS</atem:invoke>\n</atem:function_calls>'
+        ),
         text='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
         value='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
         several=(" to=python<|message|><atem:function_calls>\n", "\n", "\n</atem:function_calls>"),
@@ -129,10 +155,14 @@ FORMS = {
         words=" to=user<|message|>{}<|eom|><|start|>assistant",
         then="<|eom|><|start|>assistant",
         malformed={
-            "unclosed": ' to=python<|message|><atem:function_calls>\n<atem:invoke name="python">\n'
-            '<atem:parameter name="code">6 * 7</atem:parameter>\n</atem:invoke>\n',
-            "broken": ' to=python<|message|><atem:function_calls>\n<atem:invoke name="python">\n'
-            '<atem:parameter name="code">6 * 7\n</atem:invoke>\n</atem:function_calls>',
+            "unclosed": (
+                ' to=python<|message|><atem:function_calls>\n<atem:invoke name="python">\n'
+                '<atem:parameter name="code">6 * 7</atem:parameter>\n</atem:invoke>\n'
+            ),
+            "broken": (
+                ' to=python<|message|><atem:function_calls>\n<atem:invoke name="python">\n'
+                '<atem:parameter name="code">6 * 7\n</atem:invoke>\n</atem:function_calls>'
+            ),
             "no call": " to=python<|message|>6 * 7",
         },
     ),
@@ -169,7 +199,12 @@ class Turns:
         """An answer with several calls of one tool."""
         before, between, after = self.form.several
         one = self.form.one or self.form.call
-        return self.after(think) + before + between.join(self._filled(one, name, given) for given in each) + after
+        return (
+            self.after(think)
+            + before
+            + between.join(self._filled(one, name, given) for given in each)
+            + after
+        )
 
     def both(self, words: str, name: str, think: str = "", **arguments: str | int) -> str:
         """An answer with words, a call, and a call that nobody can read."""
@@ -202,12 +237,17 @@ class Turns:
 BY_FAMILY = {
     name: Turns(FORMS[form], _THOUGHTS[thoughts], _ANSWERS.get(form, "{}"))
     for (form, thoughts), names in {
-        ("hermes", "none"): "cohere cohere2 gemma gemma3 llama3 phi3 phi3_5 qwen2_5 qwen3_instruct_2507",
+        (
+            "hermes",
+            "none",
+        ): "cohere cohere2 gemma gemma3 llama3 phi3 phi3_5 qwen2_5 qwen3_instruct_2507",
         ("hermes", "opened"): "deepseek_r1_distill deepseekv3",
         ("hermes", "tag"): "qwen3",
         ("qwen_xml", "none"): "qwen3_5_nothink",
-        ("qwen_xml", "opened"): "nemotron_3_5_lightning nemotron_3_nano nemotron_3_super nemotron_3_ultra "
-        "qwen3_5_think qwen3_6 qwen3_8",
+        ("qwen_xml", "opened"): (
+            "nemotron_3_5_lightning nemotron_3_nano nemotron_3_super nemotron_3_ultra "
+            "qwen3_5_think qwen3_6 qwen3_8"
+        ),
         ("glm", "tag"): "glm4moe",
         ("gemma", "gemma"): "diffusion_gemma gemma4 gemma4_v2 gemma4_v3 gemma4_v4 gemma4_v5",
         ("pythonic", "none"): "lfm2 lfm2_v2",

@@ -1,4 +1,6 @@
-"""The environment of all tests, where a command would open one of its own: processes take seconds to start."""
+"""The environment of all tests, where a command would open one of its own: processes take seconds
+to start.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Lent:
 
 
 def lend(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make commands use `environment` where they would open a local one at the default isolation level."""
+    """Make commands use `environment` where they would open a local one at the default isolation
+    level.
+    """
     kind, open_ = local.LocalEnvironment, opening._open
 
     def opened(where: str | None, isolation: Any, token: str | None, spare_seconds: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Mistral's tokenizers out of mistral-common, which renders conversations itself: the oracle for their chat templates.
+"""Mistral's tokenizers out of mistral-common, which renders conversations itself: the oracle for
+their chat templates.
 
-The package carries one vocabulary for tekken. A file of a later version is made of it, with that version's special
-tokens and the beginning of the vocabulary, so that it is read in a moment. Both sides read the same file.
+The package carries one vocabulary for tekken. A file of a later version is made of it, with that
+version's special tokens and the beginning of the vocabulary, so that it is read in a moment. Both
+sides read the same file.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
+from mistral_common.integrations.chat_templates.chat_templates import (
+    convert_tokenizer_to_chat_template,
+)
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -30,16 +34,20 @@ class Oracle:
     """mistral-common's rendering of conversations."""
 
     def __init__(self, file: Path) -> None:
-        self._tokenizer: MistralTokenizer[Any, Any, Any, Any, Any] = MistralTokenizer.from_file(file)
+        self._tokenizer: MistralTokenizer[Any, Any, Any, Any, Any] = MistralTokenizer.from_file(
+            file
+        )
 
     def ids(self, messages: list[Any], tools: list[Any]) -> list[int]:
         """The tokens of a prompt. `messages` and `tools` in OpenAI's form."""
-        return self._tokenizer.encode_chat_completion(ChatCompletionRequest.from_openai(messages, tools=tools)).tokens
+        return self._tokenizer.encode_chat_completion(
+            ChatCompletionRequest.from_openai(messages, tools=tools)
+        ).tokens
 
 
 def write(folder: Path, version: str, *, thinks: bool = False, tokens: int | None = TOKENS) -> Path:
-    """Write a `tekken.json`: of the format's version, with tokens for thoughts or without, and so many others (None:
-    all).
+    """Write a `tekken.json`: of the format's version, with tokens for thoughts or without, and so
+    many others (None: all).
     """
     whole = _tekken()
     config = {**whole["config"], "version": version}
@@ -50,7 +58,9 @@ def write(folder: Path, version: str, *, thinks: bool = False, tokens: int | Non
         former = [str(token["token_str"]) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
         later = [token.value for token in SpecialTokens if thinks or "THINK" not in token.value]
         named = enumerate(dict.fromkeys([*former, *later]))
-        made["special_tokens"] = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in named]
+        made["special_tokens"] = [
+            {"rank": rank, "token_str": text, "is_control": True} for rank, text in named
+        ]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "tekken.json"
     file.write_text(json.dumps(made), "utf-8")
@@ -58,8 +68,12 @@ def write(folder: Path, version: str, *, thinks: bool = False, tokens: int | Non
 
 
 def load(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the `tokenizers` library, with the chat template that mistral-common writes for the file."""
-    return convert_tekken_tokenizer(str(file), convert_tokenizer_to_chat_template(file, plain_thinking_support=False))
+    """The tokenizer of the `tokenizers` library, with the chat template that mistral-common writes
+    for the file.
+    """
+    return convert_tekken_tokenizer(
+        str(file), convert_tokenizer_to_chat_template(file, plain_thinking_support=False)
+    )
 
 
 @cache

@@ -1,10 +1,10 @@
 """A PostgreSQL server of the tests' own, started when the first test asks it for a database.
 
-It lies in a temporary folder, listens on a free port of the loopback and on a socket in that folder, and lets nobody in
-without a password. It does not wait for the disk (`fsync` off): the tests take down the server, never the machine, and
-what it has handed to the kernel is there when it starts again. A commit is answered when that is done, as in production
-(`synchronous_commit` on). It goes down with the tests, whatever ends them: the kernel interrupts it when its parent
-dies.
+It lies in a temporary folder, listens on a free port of the loopback and on a socket in that
+folder, and lets nobody in without a password. It does not wait for the disk (`fsync` off): the
+tests take down the server, never the machine, and what it has handed to the kernel is there when it
+starts again. A commit is answered when that is done, as in production (`synchronous_commit` on). It
+goes down with the tests, whatever ends them: the kernel interrupts it when its parent dies.
 
     python -m tests.support.postgres        says what to install, if there is no PostgreSQL on this machine
 """
@@ -28,7 +28,10 @@ from pathlib import Path
 
 __all__ = ["MISSING", "PostgresServer", "find_server", "free_port"]
 
-MISSING = "PostgreSQL is missing, which tests of the store run on: tests/install tests, or apt-get install postgresql."
+MISSING = (
+    "PostgreSQL is missing, which tests of the store run on: tests/install tests, or apt-get"
+    " install postgresql."
+)
 USER = "hrm"
 _SECONDS = 60.0
 """How long a start may take, a recovery after a crash included."""
@@ -45,22 +48,31 @@ _SETTINGS = {
 
 
 def find_server() -> Path | None:
-    """The folder of PostgreSQL's programs, the newest where there are several. Debian keeps them off the PATH."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    """The folder of PostgreSQL's programs, the newest where there are several. Debian keeps them
+    off the PATH.
+    """
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda path: int(path.parent.name),
+        reverse=True,
+    )
     if found := shutil.which("initdb"):
         folders.insert(0, Path(found).parent)
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
 class PostgresServer:
-    """A server that runs from its first database until `stop`: tests that name it and use SQLite start none."""
+    """A server that runs from its first database until `stop`: tests that name it and use SQLite
+    start none.
+    """
 
     def __init__(self) -> None:
         self._password = secrets.token_urlsafe(16)
         self._port = 0
         self._databases = 0
         self._emptied: list[str] = []
-        # The kernel's signal comes when the *thread* dies that started a process, so that one thread starts them all.
+        # The kernel's signal comes when the *thread* dies that started a process, so that one
+        # thread starts them all.
         self._starter = ThreadPoolExecutor(1, "postgres-starter")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -72,7 +84,9 @@ class PostgresServer:
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
     def create_database(self) -> str:
-        """The URL of an empty database that nobody else uses: one that was dropped, if there is one."""
+        """The URL of an empty database that nobody else uses: one that was dropped, if there is
+        one.
+        """
         if self._emptied:
             return self._emptied.pop()
         self._databases += 1
@@ -81,7 +95,9 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Empty a database and end its connections, to use it again: ten times faster than making one."""
+        """Empty a database and end its connections, to use it again: ten times faster than making
+        one.
+        """
         self._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid();"
@@ -101,7 +117,9 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Of the process that goes down at once, without a last checkpoint, when it is sent SIGQUIT."""
+        """Of the process that goes down at once, without a last checkpoint, when it is sent
+        SIGQUIT.
+        """
         assert self._process is not None
         return self._process.pid
 
@@ -137,7 +155,9 @@ class PostgresServer:
         return self._folder / "log"
 
     def _make(self) -> None:
-        """`initdb`. It refuses to run as root; root hands the folder to the user that Debian's package made."""
+        """`initdb`. It refuses to run as root; root hands the folder to the user that Debian's
+        package made.
+        """
         programs, self._port = self._programs, free_port()
         if os.geteuid() == 0:
             shutil.chown(self._folder, *_account())
@@ -145,13 +165,35 @@ class PostgresServer:
         self._run("tee", str(password), given=self._password)
         self._run(
             str(programs / "initdb"),
-            *("--pgdata", str(self._folder / "data"), "--username", USER, "--pwfile", str(password)),
-            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--wal-segsize", "1", "--no-sync"),
+            *(
+                "--pgdata",
+                str(self._folder / "data"),
+                "--username",
+                USER,
+                "--pwfile",
+                str(password),
+            ),
+            *(
+                "--auth",
+                "scram-sha-256",
+                "--encoding",
+                "UTF8",
+                "--locale",
+                "C",
+                "--wal-segsize",
+                "1",
+                "--no-sync",
+            ),
         )
 
     def _run(self, *words: str, given: str = "") -> None:
         done = subprocess.run(
-            [*self._as_owner(), *words], input=given, capture_output=True, text=True, cwd="/", check=False
+            [*self._as_owner(), *words],
+            input=given,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(f"{words[0]} failed:\n{done.stdout}{done.stderr}")
@@ -164,10 +206,18 @@ class PostgresServer:
             "unix_socket_directories": str(self._folder),
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        command = [*self._as_owner(), str(self._programs / "postgres"), "-D", str(self._folder / "data"), *options]
+        command = [
+            *self._as_owner(),
+            str(self._programs / "postgres"),
+            "-D",
+            str(self._folder / "data"),
+            *options,
+        ]
         with self._log.open("ab") as log:
             # In a session of its own: an interrupt at the terminal is the tests' to handle.
-            return subprocess.Popen(command, stdout=log, stderr=log, cwd="/", start_new_session=True)
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, cwd="/", start_new_session=True
+            )
 
     def _as_owner(self) -> list[str]:
         words = ["setpriv", "--pdeathsig", "INT"]
@@ -211,7 +261,9 @@ def _account() -> tuple[int, int]:
 
 
 def free_port() -> int:
-    """A port of the loopback below those that the kernel hands out by default, so that no connection takes it."""
+    """A port of the loopback below those that the kernel hands out by default, so that no
+    connection takes it.
+    """
     while True:
         port = 10_240 + secrets.randbelow(32_768 - 10_240)
         with socket.socket() as taken, suppress(OSError):

@@ -1,8 +1,9 @@
-"""A Ray cluster on this machine, bound to loopback: a head that runs nothing, and nodes that come and go.
+"""A Ray cluster on this machine, bound to loopback: a head that runs nothing, and nodes that come
+and go.
 
-It starts with the first test that asks for it, once in a process of tests, and goes down with that. A test says how
-many nodes it wants; those that it leaves behind are the next one's. Programs of tests that take down the head start
-one of their own.
+It starts with the first test that asks for it, once in a process of tests, and goes down with that.
+A test says how many nodes it wants; those that it leaves behind are the next one's. Programs of
+tests that take down the head start one of their own.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
 @contextmanager
 def running_cluster() -> Generator[Any]:
     """A head alone. At the end no process is left of it."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray binds to the machine's outer address
+    # else Ray binds to the machine's outer address
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's spelling; its default (15) starves a worker here
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else a cluster that starts here later changes it for this one
+    # else a cluster that starts here later changes it for this one
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
-        initialize_head=True, head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)}
+        initialize_head=True,
+        head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)},
     )
     try:
         yield cluster
@@ -56,7 +60,10 @@ def with_nodes(cluster: Any, count: int) -> Any:
 def _processes(cluster: Any) -> set[int]:
     """What the cluster's nodes run now: their servers, and the workers of these."""
     servers = [
-        info.process.pid for node in cluster.list_all_nodes() for each in node.all_processes.values() for info in each
+        info.process.pid
+        for node in cluster.list_all_nodes()
+        for each in node.all_processes.values()
+        for info in each
     ]
     found = set(servers)
     for pid in servers:

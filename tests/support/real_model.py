@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct for the tests that want a real model: in the user's cache, as `hrm-agent models get` puts it.
+"""SmolLM2-135M-Instruct for the tests that want a real model: in the user's cache, as
+`hrm-agent models get` puts it.
 
 python -m tests.support.real_model    fetches it, unless it is there; what CI does beside its set-up
 """

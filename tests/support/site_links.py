@@ -1,4 +1,6 @@
-"""What of a built site leads nowhere: links, anchors, images, scripts and styles, read from its HTML."""
+"""What of a built site leads nowhere: links, anchors, images, scripts and styles, read from its
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ class SitePage(HTMLParser):
 
 def read_site(folder: Path) -> dict[Path, SitePage]:
     """Pages of a built site by their files."""
-    return {path: SitePage(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
+    return {
+        path: SitePage(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))
+    }
 
 
 def broken(pages: dict[Path, SitePage], folder: Path) -> Iterator[str]:
-    """Each link within the site that leads nowhere, as `page: link`; and whatever a page would fetch from elsewhere."""
+    """Each link within the site that leads nowhere, as `page: link`; and whatever a page would
+    fetch from elsewhere.
+    """
     for path, page in pages.items():
         here = path.relative_to(folder)
         yield from (f"{here}: loads {link}" for link in page.loads if urlsplit(link).netloc)

@@ -1,7 +1,8 @@
 """Structure of the source: modules, imports, circles; as a program, a report of its figures.
 
-`python -m tests.support.structure` prints, by package: modules, statements, private functions, the fullest folder,
-modules whose only importer stands beside them, arrows between the parts, and circles.
+`python -m tests.support.structure` prints, by package: modules, statements, private functions, the
+fullest folder, modules whose only importer stands beside them, arrows between the parts, and
+circles.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-__all__ = ["PROJECT", "SOURCES", "arrows", "circle", "imports", "module_of", "owner", "parsed", "part_of"]
+__all__ = [
+    "PROJECT",
+    "SOURCES",
+    "arrows",
+    "circle",
+    "imports",
+    "module_of",
+    "owner",
+    "parsed",
+    "part_of",
+]
 
 PROJECT = Path(__file__).parents[2]
 OUTSIDE = ("graphs", "training")
-"""Packages of `hrm_agent` whose folders stand at the top of the repository; a link is where they are imported from."""
+"""Packages of `hrm_agent` whose folders stand at the top of the repository; a link is where they
+are imported from.
+"""
 WRITTEN_OUT = PROJECT / "hrm_agent" / "cli" / "services" / "project"
 """Files that `hrm-agent init` writes: a user's code, which is no module of ours."""
 SOURCES = sorted(
@@ -42,7 +55,9 @@ def parsed(text: str) -> ast.Module:
 
 @cache
 def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
-    """Names that a file imports, those inside functions included, and those under TYPE_CHECKING if wanted."""
+    """Names that a file imports, those inside functions included, and those under TYPE_CHECKING if
+    wanted.
+    """
     return frozenset(_imports(path, for_types))
 
 
@@ -77,9 +92,13 @@ def arrows(*, for_types: bool = True) -> set[tuple[str, str]]:
     """Pairs of our modules: importer and imported."""
     modules = {module_of(path): path for path in SOURCES}
     named = (
-        (name, owner(each, modules)) for name, path in modules.items() for each in imports(path, for_types=for_types)
+        (name, owner(each, modules))
+        for name, path in modules.items()
+        for each in imports(path, for_types=for_types)
     )
-    return {(importer, imported) for importer, imported in named if imported and importer != imported}
+    return {
+        (importer, imported) for importer, imported in named if imported and importer != imported
+    }
 
 
 def circle(package: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -98,14 +117,24 @@ def circle(package: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 def statements(path: Path) -> int:
     """Statements of a file without its docstrings."""
-    nodes = [node for node in ast.walk(parsed(path.read_text(encoding="utf-8"))) if isinstance(node, ast.stmt)]
-    return sum(not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in nodes)
+    nodes = [
+        node
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.stmt)
+    ]
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in nodes
+    )
 
 
 def functions(path: Path) -> list[str]:
     """Names of a file's functions, special methods left out."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node.name for node in ast.walk(parsed(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+    found = [
+        node.name
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    ]
     return [name for name in found if not name.startswith("__")]
 
 
@@ -138,7 +167,10 @@ def report() -> str:
         private = sum(name.startswith("_") for name in named) / max(1, len(named))
         parts = {(part_of(one, package), part_of(other, package)) for one, other in pairs}
         between = [pair for pair in parts if all(pair) and pair[0] != pair[1]]
-        row = f"{len(inside):7}  {sum(map(statements, inside.values())):10}  {private:7.0%}  {_fullest(inside):7}"
+        row = (
+            f"{len(inside):7}  {sum(map(statements, inside.values())):10}  {private:7.0%} "
+            f" {_fullest(inside):7}"
+        )
         lines.append(f"{package:28}{row}  {len(alone & inside.keys()):12}  {len(between):6}")
     found = {name: circle(name, pairs) for name in sorted(packages)}
     lines += [f"circle in {name}: {' -> '.join(parts)}" for name, parts in found.items() if parts]

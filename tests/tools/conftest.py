@@ -20,7 +20,9 @@ def environment() -> Iterator[LocalEnvironment]:
 
 @pytest.fixture(scope="module", autouse=True)
 def patient() -> Iterator[None]:
-    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs give their own."""
+    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs
+    give their own.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in (("timeout", 60.0), ("patience", 300.0)):
             patch.setitem(MediaWiki.__init__.__kwdefaults__ or {}, name, seconds)

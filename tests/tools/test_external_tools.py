@@ -1,4 +1,6 @@
-"""Tools that know nothing of records: run once, their whole output given back; and effects wanted once by a key."""
+"""Tools that know nothing of records: run once, their whole output given back; and effects wanted
+once by a key.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ STEERING = Command(goto=["x"], update={"messages": [ToolMessage("gone", tool_cal
 
 
 def config(task: str = "1", thread: str = "t") -> Any:
-    facts = {"langgraph_checkpoint_ns": f"tools:{task}", "langgraph_node": "tools", "langgraph_step": 1}
+    facts = {
+        "langgraph_checkpoint_ns": f"tools:{task}",
+        "langgraph_node": "tools",
+        "langgraph_step": 1,
+    }
     return {"metadata": {"thread_id": thread, **facts}}
 
 
@@ -84,9 +90,15 @@ async def test_it_is_run_once_and_its_whole_output_is_given_back(journal: Memory
     for _ in range(2):
         with recording(Recording(journal)):
             outputs.append(
-                [add.invoke(call("add", a=1, b=2), config()), await fetch.ainvoke(call("fetch", "d", x=3), config())]
+                [
+                    add.invoke(call("add", a=1, b=2), config()),
+                    await fetch.ainvoke(call("fetch", "d", x=3), config()),
+                ]
             )
-            outputs[-1] += [add.invoke({"a": 1, "b": 2}, config()), add.invoke({"a": 1, "b": 2}, config())]
+            outputs[-1] += [
+                add.invoke({"a": 1, "b": 2}, config()),
+                add.invoke({"a": 1, "b": 2}, config()),
+            ]
     assert runs == [(1, 2), 3, (1, 2), (1, 2)], "calls without an id are told apart by their number"
     assert outputs[0] == outputs[1] and outputs[0][2:] == [3, 3]
     assert outputs[1][1].artifact == {3: {3}}
@@ -108,14 +120,25 @@ async def test_what_is_no_answer_is_run_again(unknown: Any, journal: MemoryJourn
 
 @pytest.mark.parametrize(
     "value",
-    [1, "x", None, [1, 2.5], {"a": {1}}, ToolMessage("x", tool_call_id="c", artifact={"a": [1]}), b"\x00", STEERING],
+    [
+        1,
+        "x",
+        None,
+        [1, 2.5],
+        {"a": {1}},
+        ToolMessage("x", tool_call_id="c", artifact={"a": [1]}),
+        b"\x00",
+        STEERING,
+    ],
 )
 def test_outputs_come_back_as_they_were(value: Any) -> None:
     back = OutputCodec().unpack(OutputCodec().pack(value))
     assert back == value and type(back) is type(value)
 
 
-@pytest.mark.parametrize("value", [np.arange(4), (1, {2: (3,)}), Command(goto=("a", "b")), [float("nan")]])
+@pytest.mark.parametrize(
+    "value", [np.arange(4), (1, {2: (3,)}), Command(goto=("a", "b")), [float("nan")]]
+)
 def test_outputs_come_back_as_checkpoints_do(value: Any) -> None:
     codec = OutputCodec(MemoryJournal(serializer=StrictSerializer()))
     assert difference(value, codec.unpack(codec.pack(value))) is None
@@ -127,7 +150,9 @@ def test_the_text_of_a_message_is_a_text(within: Any) -> None:
     assert codec.unpack(codec.pack(within(HumanMessage("x").text))) == within("x")
 
 
-@pytest.mark.parametrize("error", [KeyError("no such row"), OSError(2, "no such file", "rows.csv"), ValueError("x", 3)])
+@pytest.mark.parametrize(
+    "error", [KeyError("no such row"), OSError(2, "no such file", "rows.csv"), ValueError("x", 3)]
+)
 def test_errors_come_back_as_they_were(error: Exception) -> None:
     found = raised(pack_error(error))
     assert type(found) is type(error) and (repr(found), str(found)) == (repr(error), str(error))
@@ -138,7 +163,9 @@ def test_an_error_of_an_earlier_version_comes_back() -> None:
     assert repr(raised({"raised": said})) == "ValueError('no such row')"
 
 
-@pytest.mark.parametrize("value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})])
+@pytest.mark.parametrize(
+    "value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})]
+)
 def test_what_would_come_back_changed_is_not_given_back(value: Any) -> None:
     packed = OutputCodec().pack(value)
     assert packed["lost"] == type(value).__qualname__ and packed["reason"]
@@ -192,7 +219,11 @@ class Said(TypedDict, total=False):
 def collect(_: Said) -> Said:
     complete, listed = tool(ResearchComplete).invoke({"note": "n"}), lists.invoke({"x": 1})
     hidden, unknown = hides.invoke({"x": 1}), opaque.invoke({"x": 1})
-    assert (type(complete), type(listed[0]), type(hidden)) == (ResearchComplete, ResearchComplete, Hidden)
+    assert (type(complete), type(listed[0]), type(hidden)) == (
+        ResearchComplete,
+        ResearchComplete,
+        Hidden,
+    )
     return {"said": [complete.note, listed[0].note, hidden.n, unknown.n, interrupt("Fine?")]}
 
 
@@ -201,7 +232,10 @@ def test_what_cannot_be_stored_is_run_again_and_says_why(
     allow: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs.clear()
-    graph, where = StateGraph(Said).add_node("collect", collect).add_edge(START, "collect").compile(), tmp_path / "x.db"
+    graph, where = (
+        StateGraph(Said).add_node("collect", collect).add_edge(START, "collect").compile(),
+        tmp_path / "x.db",
+    )
     for given in ({"said": []}, Command(resume="yes")):
         with record(where, allow=allow):
             graph.invoke(given, {"configurable": {"thread_id": "t"}})
@@ -209,17 +243,23 @@ def test_what_cannot_be_stored_is_run_again_and_says_why(
     assert runs == ["lists", "hides", "opaque", *again]
     with open_store(where, allow=allow) as store:
         (trajectory,) = store.journal.trajectories()
-        reasons = {call.name: call.output["reason"] for call in trajectory.tool_calls if "lost" in (call.output or {})}
+        reasons = {
+            call.name: call.output["reason"]
+            for call in trajectory.tool_calls
+            if "lost" in (call.output or {})
+        }
         found = replay(store, trajectory.id, graph=graph)
         refused = replay(store, trajectory.id, graph=graph, refuse_effects=True)
     assert sorted(reasons) == sorted(again) and "Opaque" in reasons["opaque"]
     assert found.equal and found.unused == 0
-    assert [re.findall(r"the tool '(\w+)' again: what", effect.what) for effect in found.effects] == [
-        [n] for n in again
-    ]
+    assert [
+        re.findall(r"the tool '(\w+)' again: what", effect.what) for effect in found.effects
+    ] == [[n] for n in again]
     assert "--allow MODULE:TYPE" in found.effects[0].what
     assert refused.verdict is ReplayVerdict.REFUSED
-    assert "allowed_msgpack_modules" not in caplog.text, "the name of the remedy is another one here"
+    assert "allowed_msgpack_modules" not in caplog.text, (
+        "the name of the remedy is another one here"
+    )
 
 
 # idempotency keys
@@ -239,10 +279,14 @@ async def pay(order: str, amount: int) -> str:
 
 
 @pytest.mark.parametrize("through", ["tool", "run_tool_calls"])
-async def test_one_effect_for_one_key_whichever_task_asks(through: str, journal: MemoryJournal) -> None:
+async def test_one_effect_for_one_key_whichever_task_asks(
+    through: str, journal: MemoryJournal
+) -> None:
     paid.clear()
 
-    async def ask(call_id: str, task: str, order: str = "o-1", amount: int = 5, thread: str = "t") -> ToolMessage:
+    async def ask(
+        call_id: str, task: str, order: str = "o-1", amount: int = 5, thread: str = "t"
+    ) -> ToolMessage:
         asked, where = call("pay", call_id, order=order, amount=amount), config(task, thread)
         if through == "tool":
             return await pay.ainvoke(asked, where)
@@ -264,7 +308,9 @@ async def test_a_key_whose_call_failed_is_free(journal: MemoryJournal) -> None:
     with recording(Recording(journal)):
         with pytest.raises(ValueError, match="less than nothing"):
             await pay.ainvoke(call("pay", "a", order="o-1", amount=-1), config())
-        assert (await pay.ainvoke(call("pay", "b", order="o-1", amount=1), config())).text == "paid 1"
+        assert (
+            await pay.ainvoke(call("pay", "b", order="o-1", amount=1), config())
+        ).text == "paid 1"
     assert len(paid) == 2
 
 

@@ -14,7 +14,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.tools import ToolFailure, idempotency_key, idempotent, limited, python, run_tool_calls
+from hrm_agent.tools import (
+    ToolFailure,
+    idempotency_key,
+    idempotent,
+    limited,
+    python,
+    run_tool_calls,
+)
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import MemoryJournal, Recording, ToolCall, ToolStatus, recording
 
@@ -53,7 +60,11 @@ async def slow_async(x: int) -> str:
 
 
 LATE = "TimeoutError: no answer within 0.05 s"
-CASES = [(denies, "denied", "7 is not for you."), (slow, "timeout", LATE), (slow_async, "timeout", LATE)]
+CASES = [
+    (denies, "denied", "7 is not for you."),
+    (slow, "timeout", LATE),
+    (slow_async, "timeout", LATE),
+]
 
 
 @pytest.fixture
@@ -92,7 +103,9 @@ async def test_the_model_is_told_and_the_record_has_the_status(
         message = await through(way, tool)
     (record,) = records(journal)
     assert (message.text, message.status, message.artifact["status"]) == (content, "error", status)
-    assert (record.content, record.status) == (content, ToolStatus(status)) and message.artifact["record"] == record.id
+    assert (record.content, record.status) == (content, ToolStatus(status)) and message.artifact[
+        "record"
+    ] == record.id
     while not runs:  # its thread may begin after its time is over
         await asyncio.sleep(0.01)
     assert runs == ([7, "cancelled"] if tool is slow_async else [7])
@@ -108,7 +121,9 @@ async def test_a_failure_on_record_is_given_back(journal: MemoryJournal) -> None
     assert messages[0] == messages[1] and runs == [7]
 
 
-async def test_a_node_that_calls_a_tool_by_itself_is_raised_it_in_a_replay_too(journal: MemoryJournal) -> None:
+async def test_a_node_that_calls_a_tool_by_itself_is_raised_it_in_a_replay_too(
+    journal: MemoryJournal,
+) -> None:
     config: Any = {"metadata": {"thread_id": "t", "langgraph_checkpoint_ns": "tools:1"}}
     with recording(Recording(journal)), pytest.raises(ToolFailure) as first:
         await denies.ainvoke({"x": 7}, config)
@@ -116,7 +131,9 @@ async def test_a_node_that_calls_a_tool_by_itself_is_raised_it_in_a_replay_too(j
     replaying.replaying = True
     with recording(replaying), pytest.raises(ToolFailure) as second:
         await denies.ainvoke({"x": 7}, config)
-    assert [(str(f.value), f.value.status) for f in (first, second)] == [("7 is not for you.", ToolStatus.DENIED)] * 2
+    assert [(str(f.value), f.value.status) for f in (first, second)] == [
+        ("7 is not for you.", ToolStatus.DENIED)
+    ] * 2
     assert runs == [7]
 
 
@@ -139,13 +156,17 @@ async def test_within_the_limit_nothing_changes(journal: MemoryJournal) -> None:
 
     with recording(Recording(journal)):
         (done,) = await run_tool_calls(asked(quick), [quick], {})
-        (failed,) = await run_tool_calls(asked(quick, -1), [quick], {"metadata": {"thread_id": "u"}})
+        (failed,) = await run_tool_calls(
+            asked(quick, -1), [quick], {"metadata": {"thread_id": "u"}}
+        )
     assert done.text == "7 quick:7 True"
     assert (failed.text, failed.artifact["status"]) == ("TimeoutError: the tool's own", "error")
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"There is no failure status 'denid'\. Did you mean 'denied'"):
+    with pytest.raises(
+        ConfigError, match=r"There is no failure status 'denid'\. Did you mean 'denied'"
+    ):
         ToolFailure("no", "denid")
     with pytest.raises(ConfigError, match="There is no failure status 'ok'"):
         ToolFailure("no", ToolStatus.OK)

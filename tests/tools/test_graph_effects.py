@@ -1,4 +1,6 @@
-"""A tool that is answered from the record does to the graph what it did when it ran, as LangGraph alone has it."""
+"""A tool that is answered from the record does to the graph what it did when it ran, as LangGraph
+alone has it.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,10 @@ def telling(what: str) -> str:
 
 @tool
 def injected(
-    what: str, runtime: ToolRuntime, memories: Annotated[BaseStore, InjectedStore()], config: RunnableConfig
+    what: str,
+    runtime: ToolRuntime,
+    memories: Annotated[BaseStore, InjectedStore()],
+    config: RunnableConfig,
 ) -> str:
     """The same with what a node injects."""
     assert isinstance(memories, InMemoryStore) and isinstance(runtime.store, InMemoryStore)
@@ -130,7 +135,9 @@ def injected(
 
 
 inner = (
-    StateGraph(State).add_node("inner", lambda _: {"said": [f"inner {interrupt('Inner?')}"]}).add_edge(START, "inner")
+    StateGraph(State)
+    .add_node("inner", lambda _: {"said": [f"inner {interrupt('Inner?')}"]})
+    .add_edge(START, "inner")
 )
 counting = inner.compile()
 
@@ -208,7 +215,9 @@ def with_a_task(_: State) -> State:
 
 async def at_once(_: State, config: RunnableConfig) -> State:
     calls = [("ship", "a", {"place": "Rome"}), ("ship", "b", {"place": "Oslo"})]
-    asked = AIMessage("", tool_calls=[{"name": name, "id": id_, "args": args} for name, id_, args in calls])
+    asked = AIMessage(
+        "", tool_calls=[{"name": name, "id": id_, "args": args} for name, id_, args in calls]
+    )
     messages = await run_tool_calls(asked, [ship], config)
     return {"said": [*(message.text for message in messages), interrupt("Delete?")]}
 
@@ -218,21 +227,36 @@ def node_of(node: Any) -> Any:
 
 
 def tool_node(*tools: Any, **arguments: Any) -> Any:
-    calls = [{"name": each.name, "id": f"c{number}", "args": arguments} for number, each in enumerate(tools)]
+    calls = [
+        {"name": each.name, "id": f"c{number}", "args": arguments}
+        for number, each in enumerate(tools)
+    ]
     asking = AIMessage("", id="asking", tool_calls=calls)
     run = ToolNode(list(tools))
 
     async def node(state: State, config: RunnableConfig, store: BaseStore) -> State:
         found = await run.ainvoke({"messages": [asking]}, config)
         kept = sorted(item.key for item in await store.asearch(("memories",)))
-        return {"said": [*(message.text for message in found["messages"]), str(kept), interrupt("Delete?")]}
+        return {
+            "said": [
+                *(message.text for message in found["messages"]),
+                str(kept),
+                interrupt("Delete?"),
+            ]
+        }
 
     return node_of(node)
 
 
 @entrypoint()
 def workflow(given: State) -> State:
-    return {"said": [pay.invoke({"amount": 5}), measure("tea").result(), interrupt("Delete the database?")]}
+    return {
+        "said": [
+            pay.invoke({"amount": 5}),
+            measure("tea").result(),
+            interrupt("Delete the database?"),
+        ]
+    }
 
 
 def around(graph: Any) -> Any:
@@ -242,9 +266,19 @@ def around(graph: Any) -> Any:
 GRAPHS: dict[str, Any] = {
     **{
         node.__name__: node_of(node)
-        for node in (by_itself, by_itself_async, several, one_in_another, caught, swallowed, with_schema)
+        for node in (
+            by_itself,
+            by_itself_async,
+            several,
+            one_in_another,
+            caught,
+            swallowed,
+            with_schema,
+        )
     },
-    **{node.__name__: node_of(node) for node in (with_memories, with_a_graph, with_a_task, at_once)},
+    **{
+        node.__name__: node_of(node) for node in (with_memories, with_a_graph, with_a_task, at_once)
+    },
     "in a subgraph": around(node_of(several)),
     "a functional workflow": workflow,
     "a tool node": tool_node(pay, amount=5),
@@ -273,12 +307,17 @@ class Run(NamedTuple):
 
 
 async def answered(graph: Any, passes: Callable[[], Any], saver: Any, **again: Any) -> Run:
-    """A run to its end. Each pass is begun as by a process of its own: with a new store in memory."""
+    """A run to its end. Each pass is begun as by a process of its own:
+    with a new store in memory.
+    """
     config: Any = {"configurable": {"thread_id": "t"}}
     given: Any = {"said": ["begin"]}
     questions, events, answers = list[Any](), list[Any](), iter(ANSWERS)
     while True:
-        each = graph.copy(update={"store": InMemoryStore()} | ({"checkpointer": saver} if saver is not None else {}))
+        each = graph.copy(
+            update={"store": InMemoryStore()}
+            | ({"checkpointer": saver} if saver is not None else {})
+        )
         final: dict[str, Any] = {}
         with passes():
             async for mode, data in each.astream(given, config, stream_mode=["custom", "values"]):
@@ -298,16 +337,25 @@ class Nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
-@pytest.mark.parametrize("own_saver", [False, True], ids=["the store's checkpoints", "the program's"])
+@pytest.mark.parametrize(
+    "own_saver", [False, True], ids=["the store's checkpoints", "the program's"]
+)
 @pytest.mark.parametrize("name", GRAPHS)
-async def test_a_recorded_program_ends_as_it_does_alone(name: str, own_saver: bool, tmp_path: Path) -> None:
+async def test_a_recorded_program_ends_as_it_does_alone(
+    name: str, own_saver: bool, tmp_path: Path
+) -> None:
     graph, where = GRAPHS[name], tmp_path / "x.db"
     alone = await answered(graph, Nothing, InMemorySaver())
     assert alone.said == SAID.get(name, alone.said)
     ran.clear()
-    assert await answered(graph, lambda: record(where), InMemorySaver() if own_saver else None) == alone
+    assert (
+        await answered(graph, lambda: record(where), InMemorySaver() if own_saver else None)
+        == alone
+    )
     again = "lenient" in ran or "once" in name
-    assert again or len(ran) == len(set(ran)), "a tool that has ended is run again where its answer is another one only"
+    assert again or len(ran) == len(set(ran)), (
+        "a tool that has ended is run again where its answer is another one only"
+    )
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -336,7 +384,9 @@ def failing(_: State) -> State:
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
-def test_another_answer_than_the_one_on_record_runs_the_tool_again(recorded: bool, tmp_path: Path) -> None:
+def test_another_answer_than_the_one_on_record_runs_the_tool_again(
+    recorded: bool, tmp_path: Path
+) -> None:
     """An answer that is given by id is lost with the process: the person is asked again."""
     graph = node_of(failing).copy(update={"checkpointer": InMemorySaver()})
     broken[:], ran[:] = ["away"], []
@@ -375,7 +425,9 @@ def test_a_tool_that_does_nothing_to_the_graph_leaves_nothing_of_it(tmp_path: Pa
 async def test_what_a_tool_did_under_its_key_is_not_done_twice(tmp_path: Path) -> None:
     """Its question is its own; another call under the key is answered without one."""
     paying = idempotent("amount")(pay.model_copy())
-    graph = node_of(lambda _: {"said": [*(paying.invoke({"amount": 5}) for _ in "ab"), interrupt("Delete?")]})
+    graph = node_of(
+        lambda _: {"said": [*(paying.invoke({"amount": 5}) for _ in "ab"), interrupt("Delete?")]}
+    )
     ran.clear()
     found = await answered(graph, lambda: record(tmp_path / "x.db"), None)
     assert found.said == ["begin", "pay: yes", "pay: yes", "no"] and ran == ["pay"]

@@ -1,4 +1,6 @@
-"""`kill -9` between two calls of a session: what the next call finds, is told, and says on record."""
+"""`kill -9` between two calls of a session: what the next call finds, is told,
+and says on record.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,15 @@ async def test_a_rebuilt_session_is_compared_with_the_record(tmp_path: Path) -> 
     await environment.close()
     first, second, third = done.tool_calls
     assert (first.session, second.session) == (SessionState.NEW, SessionState.KEPT)
-    assert (third.status, third.session, third.changed_cells) == (ToolStatus.OK, SessionState.DIFFERS, (2,))
-    assert third.value != second.value and third.content == f"{DIFFERS.format('call 2')}\n{third.value}"
+    assert (third.status, third.session, third.changed_cells) == (
+        ToolStatus.OK,
+        SessionState.DIFFERS,
+        (2,),
+    )
+    assert (
+        third.value != second.value
+        and third.content == f"{DIFFERS.format('call 2')}\n{third.value}"
+    )
     assert lint(done) == []
     with open_store(tmp_path / "store.db") as store:
         assert (await replay_async(store, "t")).equal

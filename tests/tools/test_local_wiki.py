@@ -27,10 +27,17 @@ def test_files_of_all_kinds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     (tmp_path / "picture.png").write_bytes(os.urandom(99))
     with LocalWiki(tmp_path) as local:
         wiki = MediaWiki(local.url, user_agent=AGENT)
-        assert set(local.pages()) == {"Below/the cape", "Who? What & Why/Where + 50%", "Latin", "Nothing"}
+        assert set(local.pages()) == {
+            "Below/the cape",
+            "Who? What & Why/Where + 50%",
+            "Latin",
+            "Nothing",
+        }
         assert wiki.page("below/the_cape").text == "A cape.\n\n## No heading in plain text"
         named = wiki.page("Who? What & Why/Where + 50%")
-        assert named.text == "A name.\n\n== Part ==\nOne." and named.url in {one.url for one in wiki.search("name")}
+        assert named.text == "A name.\n\n== Part ==\nOne." and named.url in {
+            one.url for one in wiki.search("name")
+        }
         assert httpx.get(named.permanent_url).text.endswith(f"<pre>{named.text}</pre>")
         assert wiki.page("Latin").text == "caf\ufffd \ufffd"
         assert wiki.page("Nothing").text == ""
@@ -44,7 +51,10 @@ def test_a_page_that_changes_has_another_revision(tmp_path: Path) -> None:
         before = wiki.page("Vell")
         (tmp_path / "Vell.md").write_text("A reef.")
         after = wiki.page("Vell")
-        assert (before.text, after.text) == ("An island.", "A reef.") and before.revision != after.revision
+        assert (before.text, after.text) == (
+            "An island.",
+            "A reef.",
+        ) and before.revision != after.revision
         assert httpx.get(after.permanent_url).status_code == 200
         assert httpx.get(before.permanent_url).status_code == 404
     with pytest.raises(ToolFailure, match="cannot be reached"):

@@ -51,7 +51,10 @@ async def test_the_tools_of_a_command_are_listed_once_and_called(tmp_path: Path)
     command = f"{COMMAND} {started}"
     tools = mcp_tools(command, listing=listing)
     assert [tool.name for tool in tools] == ["stock", "lies"]
-    assert tools[0].description == "How much of an article is in stock." and len(tools[1].description) <= 1000
+    assert (
+        tools[0].description == "How much of an article is in stock."
+        and len(tools[1].description) <= 1000
+    )
     assert await answered(tools, ("stock", {"article": "tea"}), ("stock", {"article": "gold"})) == [
         ("ok", "There are 12 packets of tea in stock."),
         ("error", "Error executing tool stock: Gold is not in stock."),
@@ -79,7 +82,9 @@ async def test_a_server_that_dies_is_nobodys_fault(tmp_path: Path) -> None:
 async def test_whose_fault_a_failure_is() -> None:
     """An answer that is none is the server's; arguments that it refuses are the call's."""
     tools = mcp_tools(RUDE)
-    found = await answered(tools, *(("answer", {"how": how}) for how in ("malformed", "invalid", "broken")))
+    found = await answered(
+        tools, *(("answer", {"how": how}) for how in ("malformed", "invalid", "broken"))
+    )
     assert [status for status, _ in found] == ["infrastructure", "error", "infrastructure"]
     assert "There is no such day." in found[1][1] and "The disk is gone." in found[2][1]
 
@@ -92,7 +97,9 @@ def test_what_a_server_says_of_arguments_is_bounded_as_well() -> None:
         told = schema["properties"][name]["description"]
         assert told.startswith("Lies. Lies.") and len(told) == 1000
     inner = schema["properties"]["description"]["anyOf"][0]
-    assert len(inner["title"]) == 1000 and inner["default"] == {"description": LONG}, "a value is no description"
+    assert len(inner["title"]) == 1000 and inner["default"] == {"description": LONG}, (
+        "a value is no description"
+    )
 
 
 @pytest.mark.parametrize("arguments", [None, "-m server", [3]])
@@ -103,7 +110,11 @@ def test_a_connection_whose_arguments_are_no_words_is_refused(arguments: Any) ->
 
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path) -> None:
     silent = f"{sys.executable} -c 'import time; time.sleep(600)'"
-    for server, seconds in (("/no/such/command", 30.0), (silent, 0.5), ("http://127.0.0.1:9/mcp", 30.0)):
+    for server, seconds in (
+        ("/no/such/command", 30.0),
+        (silent, 0.5),
+        ("http://127.0.0.1:9/mcp", 30.0),
+    ):
         with pytest.raises(ConfigError, match=r"The MCP server .* does not answer") as caught:
             mcp_tools(server, seconds=seconds)
         assert "\n" not in str(caught.value)
@@ -120,7 +131,9 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "import sys; sys.modules['langchain_mcp_adapters'] = None\n"
         "from hrm_agent.tools.mcp import mcp_tools\nmcp_tools('x')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PROJECT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=PROJECT, check=False
+    )
     assert "[mcp]'" in done.stderr.splitlines()[-1]
 
 
@@ -145,7 +158,9 @@ async def test_the_tools_of_a_url(url: str) -> None:
 
 
 @pytest.mark.whole
-async def test_a_research_cites_what_a_server_says_and_is_replayed_without_it(tmp_path: Path) -> None:
+async def test_a_research_cites_what_a_server_says_and_is_replayed_without_it(
+    tmp_path: Path,
+) -> None:
     started = tmp_path / "started"
     (tmp_path / "shop.py").write_text(
         "from hrm_agent.tools.mcp import mcp_tools\n"

@@ -29,7 +29,9 @@ async def test_a_tool_that_hangs_holds_no_thread_of_the_pool(hanging: BaseTool) 
     try:
         answer = await call(hanging, {"query": "tea"}, seconds=0.05)
         assert "no answer within 0.05 s" in answer.text
-        assert await asyncio.wait_for(asyncio.to_thread(str, 7), 30) == "7", "the only thread of the pool is free"
+        assert await asyncio.wait_for(asyncio.to_thread(str, 7), 30) == "7", (
+            "the only thread of the pool is free"
+        )
     finally:
         LET_GO.set()
         LET_GO.clear()
@@ -118,14 +120,21 @@ async def with_store(query: str, store: Annotated[Any, InjectedStore()]) -> str:
 
 
 @tool
-def without_node(query: str, given: Annotated[str, InjectedToolCallId], config: RunnableConfig) -> str:
+def without_node(
+    query: str, given: Annotated[str, InjectedToolCallId], config: RunnableConfig
+) -> str:
     """Asks no node."""
     return f"{query} {bool(given and config)}"
 
 
-@pytest.mark.parametrize(("given", "name"), [(with_runtime, "runtime"), (with_state, "state"), (with_store, "store")])
+@pytest.mark.parametrize(
+    ("given", "name"), [(with_runtime, "runtime"), (with_state, "state"), (with_store, "store")]
+)
 def test_a_tool_that_a_graph_would_inject_into_is_refused(given: BaseTool, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"The argument '{name}' of the tool 'with_{name}' is filled in by LangGraph"):
+    with pytest.raises(
+        ConfigError,
+        match=f"The argument '{name}' of the tool 'with_{name}' is filled in by LangGraph",
+    ):
         as_tools([given])
 
 

@@ -1,4 +1,6 @@
-"""The Python tool: what the model is offered and shown, in our loop's way of calling and in LangGraph's own."""
+"""The Python tool: what the model is offered and shown, in our loop's way of calling and in
+LangGraph's own.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,21 @@ def test_the_model_is_offered_one_argument() -> None:
         ("x = 1", "(no output)"),
         ("import sys\nprint('warning', file=sys.stderr)\n1", "1"),
         ("RESULT = [1, 2]", "[1, 2]"),
-        ("y = 2\nx", "File \"<snippet>\", line 2, in <module>\n    x\nNameError: name 'x' is not defined"),
-        ("def f():\n    1 / 0\nf()", 'File "<snippet>", line 2, in f\n    1 / 0\nZeroDivisionError: division by zero'),
+        (
+            "y = 2\nx",
+            "File \"<snippet>\", line 2, in <module>\n    x\nNameError: name 'x' is not defined",
+        ),
+        (
+            "def f():\n    1 / 0\nf()",
+            'File "<snippet>", line 2, in f\n    1 / 0\nZeroDivisionError: division by zero',
+        ),
         ("f(", "File \"<snippet>\", line 1\n    f(\nSyntaxError: '(' was never closed"),
         (
             "print('so far')\n1 / 0",
-            'so far\nFile "<snippet>", line 2, in <module>\n    1 / 0\nZeroDivisionError: division by zero',
+            (
+                'so far\nFile "<snippet>", line 2, in <module>\n    1 / 0\nZeroDivisionError:'
+                " division by zero"
+            ),
         ),
         ("import os\nos._exit(3)", "Error: the code failed without a message"),
         ("[0] * 10**11", "MemoryError: the code needed more memory than its limit"),
@@ -66,7 +77,9 @@ async def test_a_flood_is_shown_in_a_few_lines(journal: MemoryJournal) -> None:
     "result",
     [
         ExecutionResult(ToolStatus.OK, stdout="a" * 50_000, value="b" * 50_000),
-        ExecutionResult(ToolStatus.ERROR, stdout="a" * 50_000, stderr="ValueError: " + "b" * 50_000),
+        ExecutionResult(
+            ToolStatus.ERROR, stdout="a" * 50_000, stderr="ValueError: " + "b" * 50_000
+        ),
         ExecutionResult(ToolStatus.ERROR, stderr="\n".join(["b" * 20_000] * 9)),
     ],
 )
@@ -81,10 +94,16 @@ def test_content_is_bounded(result: ExecutionResult) -> None:
         (ToolStatus.INFRASTRUCTURE, "so far\nThe code could not be run; it is not to blame."),
     ],
 )
-async def test_what_the_model_is_shown_of_the_rest(journal: MemoryJournal, status: ToolStatus, content: str) -> None:
+async def test_what_the_model_is_shown_of_the_rest(
+    journal: MemoryJournal, status: ToolStatus, content: str
+) -> None:
     with using_environment(Cells()):
         message = await python.ainvoke(call(f"print('so far')\nraise SystemExit({str(status)!r})"))
-    assert (message.content, message.status, message.artifact["status"]) == (content, "error", str(status))
+    assert (message.content, message.status, message.artifact["status"]) == (
+        content,
+        "error",
+        str(status),
+    )
 
 
 async def test_the_record_holds_all_of_it(journal: MemoryJournal) -> None:
@@ -92,7 +111,11 @@ async def test_the_record_holds_all_of_it(journal: MemoryJournal) -> None:
     record = journal.find_tool_call(message.artifact["record"])
     assert record is not None
     assert record.id == tool_record_id("c", "c", "c")
-    assert (record.name, record.arguments, record.status) == ("python", {"code": "print('a')\n1"}, ToolStatus.OK)
+    assert (record.name, record.arguments, record.status) == (
+        "python",
+        {"code": "print('a')\n1"},
+        ToolStatus.OK,
+    )
     assert (record.stdout, record.value, record.content) == ("a\n", "1", "a\n1")
     assert record.duration_seconds > 0
 
@@ -125,7 +148,9 @@ def test_in_the_prebuilt_tool_node(journal: MemoryJournal, way: str) -> None:
     message = AIMessage("", tool_calls=[call("1 / 0", "a"), call("3", "b")])
     graph, config = tool_node_graph(), {"configurable": {"thread_id": "t"}}
     state = {"messages": [message]}
-    result = graph.invoke(state, config) if way == "sync" else asyncio.run(graph.ainvoke(state, config))
+    result = (
+        graph.invoke(state, config) if way == "sync" else asyncio.run(graph.ainvoke(state, config))
+    )
     answers: list[AnyMessage] = result["messages"][1:]
     assert [(m.tool_call_id, m.status) for m in answers if isinstance(m, ToolMessage)] == [
         ("a", "error"),

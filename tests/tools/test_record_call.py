@@ -32,7 +32,9 @@ class Counter:
         self.outcome = outcome or ToolOutcome(
             ToolStatus.OK,
             "shown",
-            execution=ExecutionResult(ToolStatus.OK, "out", "err", "value", duration_seconds=0.25, cpu_seconds=0.125),
+            execution=ExecutionResult(
+                ToolStatus.OK, "out", "err", "value", duration_seconds=0.25, cpu_seconds=0.125
+            ),
         )
 
     async def __call__(self) -> ToolOutcome:
@@ -43,9 +45,13 @@ class Counter:
         return self.outcome
 
 
-async def record(execute: Any, call_id: str = "c", arguments: Any = None, config: Any = CONFIG) -> ToolCall:
+async def record(
+    execute: Any, call_id: str = "c", arguments: Any = None, config: Any = CONFIG
+) -> ToolCall:
     arguments = {"x": 1} if arguments is None else arguments
-    return await record_tool_call(tool_call_id=call_id, name="f", arguments=arguments, config=config, execute=execute)
+    return await record_tool_call(
+        tool_call_id=call_id, name="f", arguments=arguments, config=config, execute=execute
+    )
 
 
 async def test_the_record_holds_identity_and_outcome(journal: MemoryJournal) -> None:
@@ -53,7 +59,11 @@ async def test_the_record_holds_identity_and_outcome(journal: MemoryJournal) -> 
     assert finished.id == tool_record_id("t", "2", "c")
     assert (finished.identity.thread_id, finished.identity.node) == ("t", "tools")
     assert (finished.identity.checkpoint_ns, finished.identity.task_id) == ("solve:1|tools:2", "2")
-    assert (finished.status, finished.content, finished.duration_seconds) == (ToolStatus.OK, "shown", 0.25)
+    assert (finished.status, finished.content, finished.duration_seconds) == (
+        ToolStatus.OK,
+        "shown",
+        0.25,
+    )
     assert (finished.stdout, finished.stderr, finished.value) == ("out", "err", "value")
     assert (finished.cpu_seconds, finished.attempt) == (0.125, 1)
     assert finished.started_at > 1e9
@@ -112,18 +122,25 @@ async def test_a_repetition_names_the_first_call_and_never_itself(journal: Memor
     third = await record(Counter(), "d")
     assert (first.repeated_of, other.repeated_of) == (None, None)
     assert (second.repeated_of, third.repeated_of) == (first.id, first.id)
-    elsewhere = await record(Counter(), "e", config={"metadata": {**CONFIG["metadata"], "thread_id": "u"}})
+    elsewhere = await record(
+        Counter(), "e", config={"metadata": {**CONFIG["metadata"], "thread_id": "u"}}
+    )
     assert elsewhere.repeated_of is None
 
 
 async def test_an_exception_is_a_fault_of_the_infrastructure(journal: MemoryJournal) -> None:
     finished = await record(Counter(OSError("no more processes")))
-    assert (finished.status, finished.stderr) == (ToolStatus.INFRASTRUCTURE, "OSError: no more processes")
+    assert (finished.status, finished.stderr) == (
+        ToolStatus.INFRASTRUCTURE,
+        "OSError: no more processes",
+    )
     assert not ToolStatus.INFRASTRUCTURE.is_policy_failure
 
 
 @pytest.mark.parametrize("error", [HrmError("mend me"), GraphInterrupt(())])
-async def test_what_is_for_a_person_or_for_the_graph_passes_through(journal: MemoryJournal, error: Exception) -> None:
+async def test_what_is_for_a_person_or_for_the_graph_passes_through(
+    journal: MemoryJournal, error: Exception
+) -> None:
     with pytest.raises(type(error)):
         await record(Counter(error))
     unfinished = journal.find_tool_call(tool_record_id("t", "2", "c"))
@@ -137,10 +154,16 @@ async def test_outside_a_graph_the_call_is_its_own_task(journal: MemoryJournal) 
 
 
 @pytest.mark.parametrize(
-    ("status", "shown"), [(ToolStatus.OK, "success"), (ToolStatus.ERROR, "error"), (ToolStatus.DENIED, "error")]
+    ("status", "shown"),
+    [(ToolStatus.OK, "success"), (ToolStatus.ERROR, "error"), (ToolStatus.DENIED, "error")],
 )
 async def test_the_message(journal: MemoryJournal, status: ToolStatus, shown: str) -> None:
     finished = await record(Counter(ToolOutcome(status, "text")))
     message = as_message(finished)
-    assert (message.content, message.name, message.tool_call_id, message.status) == ("text", "f", "c", shown)
+    assert (message.content, message.name, message.tool_call_id, message.status) == (
+        "text",
+        "f",
+        "c",
+        shown,
+    )
     assert message.artifact == {"status": str(status), "record": finished.id}

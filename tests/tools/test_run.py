@@ -58,7 +58,10 @@ async def test_every_call_is_answered_in_order_with_its_status(journal: MemoryJo
         "ok", "error", "ok", "error", "invalid_call", "invalid_call", "invalid_call", "invalid_call", "invalid_call",
     ]  # fmt: skip
     assert [answer.status == "success" for answer in answers] == [True, False, True] + [False] * 6
-    assert [answer.tool_call_id for answer in answers] == [f"id{i}" for i in range(7)] + ["bad", "call_8"]
+    assert [answer.tool_call_id for answer in answers] == [f"id{i}" for i in range(7)] + [
+        "bad",
+        "call_8",
+    ]
     contents = [str(answer.content) for answer in answers]
     assert contents[0] == "'slow'"
     assert contents[2:6] == [
@@ -67,7 +70,10 @@ async def test_every_call_is_answered_in_order_with_its_status(journal: MemoryJo
         "Unknown tool 'nope'. Known tools: add, fail, python.",
         "Invalid arguments for python: code: Field required",
     ]
-    assert contents[7:] == ["Invalid tool call: Unterminated string", "Invalid tool call: it could not be decoded"]
+    assert contents[7:] == [
+        "Invalid tool call: Unterminated string",
+        "Invalid tool call: it could not be decoded",
+    ]
     for answer in answers:
         record = journal.find_tool_call(answer.artifact["record"])
         assert record is not None
@@ -93,15 +99,27 @@ async def test_what_a_tool_gives_beside_its_text_is_on_record(journal: MemoryJou
     with recording(Recording(journal)):
         again = await run_tool_calls(asked, [look_up], config)
     for answers in (first, again):
-        assert answers[0].artifact["artifact"] == {"pages": [7, None]} and answers[0].text == "no. 7"
+        assert (
+            answers[0].artifact["artifact"] == {"pages": [7, None]} and answers[0].text == "no. 7"
+        )
         assert "artifact" not in answers[1].artifact, "an object that no record can hold"
     assert sorted(runs) == [0, 7]
 
 
 async def test_calls_that_could_not_be_decoded_survive_streaming(journal: MemoryJournal) -> None:
-    """LangChain drops them from a streamed message; our chat model keeps them in the response's metadata."""
-    invalid = {"name": "python", "args": "x", "id": "i", "error": "no JSON", "type": "invalid_tool_call"}
-    answers = await run_tool_calls(AIMessage("", response_metadata={"invalid_tool_calls": [invalid]}), [python], {})
+    """LangChain drops them from a streamed message; our chat model keeps them in the response's
+    metadata.
+    """
+    invalid = {
+        "name": "python",
+        "args": "x",
+        "id": "i",
+        "error": "no JSON",
+        "type": "invalid_tool_call",
+    }
+    answers = await run_tool_calls(
+        AIMessage("", response_metadata={"invalid_tool_calls": [invalid]}), [python], {}
+    )
     assert [answer.content for answer in answers] == ["Invalid tool call: no JSON"]
 
 
@@ -125,7 +143,9 @@ async def test_calls_run_side_by_side(journal: MemoryJournal) -> None:
 
     barrier = threading.Barrier(4, timeout=60)
     for meeting in (meet, meet_in_a_thread):
-        answers = await run_tool_calls(message(*[(meeting.name, {"number": i}) for i in range(4)]), [meeting], {})
+        answers = await run_tool_calls(
+            message(*[(meeting.name, {"number": i}) for i in range(4)]), [meeting], {}
+        )
         assert [answer.content for answer in answers] == ["0", "1", "2", "3"]
 
 
@@ -153,7 +173,11 @@ async def test_a_tool_that_handles_its_error_still_failed(journal: MemoryJournal
 
     picky.handle_tool_error = True
     (answer,) = await run_tool_calls(message(("picky", {"x": 1})), [picky], {})
-    assert (answer.status, answer.artifact["status"], answer.content) == ("error", "error", "not this one")
+    assert (answer.status, answer.artifact["status"], answer.content) == (
+        "error",
+        "error",
+        "not this one",
+    )
 
 
 async def test_a_tool_that_steers_the_graph_is_refused_with_a_hint(journal: MemoryJournal) -> None:
@@ -166,7 +190,9 @@ async def test_a_tool_that_steers_the_graph_is_refused_with_a_hint(journal: Memo
         await run_tool_calls(message(("steer", {})), [steer], {})
 
 
-async def test_an_interrupt_of_a_tool_reaches_the_graph_and_the_other_calls_are_kept(journal: MemoryJournal) -> None:
+async def test_an_interrupt_of_a_tool_reaches_the_graph_and_the_other_calls_are_kept(
+    journal: MemoryJournal,
+) -> None:
     runs: list[str] = []
 
     @tool
@@ -196,7 +222,9 @@ async def test_an_interrupt_of_a_tool_reaches_the_graph_and_the_other_calls_are_
     assert runs == ["note"]
 
 
-async def test_cancelling_leaves_the_calls_unfinished(journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_leaves_the_calls_unfinished(
+    journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(python, "limits", Limits(wall_seconds=600.0))
     asked = message(("python", {"code": "import time\ntime.sleep(60)"}))
     task = asyncio.create_task(run_tool_calls(asked, [python], {}))
@@ -210,5 +238,8 @@ async def test_cancelling_leaves_the_calls_unfinished(journal: MemoryJournal, mo
 
 
 def test_importing_the_package_is_light() -> None:
-    code = "import sys, hrm_agent.tools; print(any(m.startswith(('langchain', 'langgraph')) for m in sys.modules))"
+    code = (
+        "import sys, hrm_agent.tools; print(any(m.startswith(('langchain', 'langgraph')) for m in"
+        " sys.modules))"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

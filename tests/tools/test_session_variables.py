@@ -1,4 +1,6 @@
-"""Variables that sessions begin with: in a new session, in one that is built again, and in none's record."""
+"""Variables that sessions begin with: in a new session, in one that is built again, and in none's
+record.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from hrm_agent.trajectory import Recording, SessionState, ToolStatus, recording
 from tests.support.tools.cells import Cells
 
 THREAD: Any = {"configurable": {"thread_id": "t"}, "metadata": {"thread_id": "t"}}
-GRIDS = {"data": {"grid": [[1, 2], [3, 4]], "note": "'''; raise SystemExit\n\u2028\\ é \ud83d"}, "task": "Flip."}
+GRIDS = {
+    "data": {"grid": [[1, 2], [3, 4]], "note": "'''; raise SystemExit\n\u2028\\ é \ud83d"},
+    "task": "Flip.",
+}
 
 
 def with_variables(values: dict[str, Any] | None = None) -> PythonTool:
@@ -26,36 +31,57 @@ def with_variables(values: dict[str, Any] | None = None) -> PythonTool:
 
 
 async def run(tool: PythonTool, code: str, number: int = 0) -> str:
-    asked = AIMessage("", tool_calls=[{"name": "python", "args": {"code": code}, "id": f"c{number}"}])
+    asked = AIMessage(
+        "", tool_calls=[{"name": "python", "args": {"code": code}, "id": f"c{number}"}]
+    )
     (message,) = await run_tool_calls(asked, [tool], THREAD)
     return message.text
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-async def test_code_finds_them(recorded: bool, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_code_finds_them(
+    recorded: bool, store: RunStore, environment: LocalEnvironment
+) -> None:
     active = Recording(store.journal) if recorded else None
-    with recording(active) if active else using_environment(environment), using_environment(environment):
+    with (
+        recording(active) if active else using_environment(environment),
+        using_environment(environment),
+    ):
         assert await run(with_variables(), "data['grid'][::-1]", 1) == "[[3, 4], [1, 2]]"
         assert (
-            await run(with_variables(), "data['note'] == \"'''; raise SystemExit\\n\\u2028\\\\ é \\ud83d\"", 2)
+            await run(
+                with_variables(),
+                "data['note'] == \"'''; raise SystemExit\\n\\u2028\\\\ é \\ud83d\"",
+                2,
+            )
             == "True"
         )
         assert await run(with_variables(), "task, data['grid'].pop()", 3) == "('Flip.', [3, 4])"
-        assert await run(with_variables(), "data['grid']", 4) == "[[1, 2]]", "set once, then the session's own"
+        assert await run(with_variables(), "data['grid']", 4) == "[[1, 2]]", (
+            "set once, then the session's own"
+        )
     if recorded:
         first, *others = store.journal.tool_calls()
         assert first.arguments == {"code": "data['grid'][::-1]"} and len(others) == 3
-        assert [call.session for call in (first, *others)] == [SessionState.NEW] + [SessionState.KEPT] * 3
+        assert [call.session for call in (first, *others)] == [SessionState.NEW] + [
+            SessionState.KEPT
+        ] * 3
 
 
-async def test_a_session_that_died_is_built_again_with_them(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_session_that_died_is_built_again_with_them(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     with recording(Recording(store.journal)), using_environment(environment):
         await run(with_variables(), "data['grid'].pop()", 1)
         hasty = with_variables().model_copy(update={"limits": Limits(wall_seconds=0.5)})
         await run(hasty, "import time\ntime.sleep(60)", 2)
         assert await run(with_variables(), "data['grid']", 3) == "[[1, 2]]"
     calls = store.journal.tool_calls()
-    assert [call.session for call in calls] == [SessionState.NEW, SessionState.KEPT, SessionState.REPLAYED]
+    assert [call.session for call in calls] == [
+        SessionState.NEW,
+        SessionState.KEPT,
+        SessionState.REPLAYED,
+    ]
 
 
 async def test_numbers_of_calls_do_not_count_them(store: RunStore) -> None:

@@ -1,4 +1,6 @@
-"""Sessions of the Python tool: whose variables they are, which cells led to a call, and in which order calls run."""
+"""Sessions of the Python tool: whose variables they are, which cells led to a call, and in which
+order calls run.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def cells() -> Iterator[Cells]:
 
 
 def asking(codes: Sequence[str], number: int = 0, tool: str = "python") -> AIMessage:
-    calls = [{"name": tool, "args": {"code": code}, "id": f"{number}-{i}"} for i, code in enumerate(codes)]
+    calls = [
+        {"name": tool, "args": {"code": code}, "id": f"{number}-{i}"}
+        for i, code in enumerate(codes)
+    ]
     return AIMessage("", tool_calls=calls)
 
 
@@ -45,7 +50,11 @@ def loop(script: Script, tools: str = "node") -> Any:
 
     def ask(state: MessagesState) -> dict[str, Any]:
         number = sum(isinstance(message, AIMessage) for message in state["messages"])
-        return {"messages": [asking(script[number], number) if number < len(script) else AIMessage("done")]}
+        return {
+            "messages": [
+                asking(script[number], number) if number < len(script) else AIMessage("done")
+            ]
+        }
 
     async def ours(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         last: Any = state["messages"][-1]
@@ -81,7 +90,9 @@ async def run(graph: Any, way: str = "async", config: Any = THREAD, **options: A
 
 
 def histories(environment: Cells) -> list[list[str] | None]:
-    return [None if s.history is None else [cell.code for cell in s.history] for s in environment.asked]
+    return [
+        None if s.history is None else [cell.code for cell in s.history] for s in environment.asked
+    ]
 
 
 def records(store: RunStore) -> list[ToolCall]:
@@ -92,15 +103,34 @@ def records(store: RunStore) -> list[ToolCall]:
 
 
 async def test_variables_live_on_and_the_record_says_how(store: RunStore, cells: Cells) -> None:
-    graph = loop([["x = 6"], ["y = x * 7\ny"], ["1 / 0"], ["y + 1"]]).compile(checkpointer=store.checkpointer)
+    graph = loop([["x = 6"], ["y = x * 7\ny"], ["1 / 0"], ["y + 1"]]).compile(
+        checkpointer=store.checkpointer
+    )
     active = Recording(store.journal)
     active.run_id = "a-run"
     with recording(active):
-        assert await run(graph, durability="sync") == ["(no output)", "42", "ZeroDivisionError: division by zero", "43"]
-    assert histories(cells) == [[], ["x = 6"], ["x = 6", "y = x * 7\ny"], ["x = 6", "y = x * 7\ny", "1 / 0"]]
-    assert [record.session for record in records(store)] == [SessionState.NEW] + [SessionState.KEPT] * 3
+        assert await run(graph, durability="sync") == [
+            "(no output)",
+            "42",
+            "ZeroDivisionError: division by zero",
+            "43",
+        ]
+    assert histories(cells) == [
+        [],
+        ["x = 6"],
+        ["x = 6", "y = x * 7\ny"],
+        ["x = 6", "y = x * 7\ny", "1 / 0"],
+    ]
+    assert [record.session for record in records(store)] == [SessionState.NEW] + [
+        SessionState.KEPT
+    ] * 3
     first = records(store)[0]
-    assert (first.isolation, first.cpu_seconds, first.peak_memory_bytes, first.attempt) == ("L0", 0.5, 9, 1)
+    assert (first.isolation, first.cpu_seconds, first.peak_memory_bytes, first.attempt) == (
+        "L0",
+        0.5,
+        9,
+        1,
+    )
     assert [s.id for s in cells.asked] == [record.id for record in records(store)]
     assert len({s.session for s in cells.asked}) == 1 and {s.run for s in cells.asked} == {"a-run"}
 
@@ -126,7 +156,9 @@ async def test_the_stateless_tool_has_no_session(store: RunStore, cells: Cells) 
     ]
 
 
-async def test_a_thread_id_makes_a_session_outside_of_graphs_and_recordings_too(cells: Cells) -> None:
+async def test_a_thread_id_makes_a_session_outside_of_graphs_and_recordings_too(
+    cells: Cells,
+) -> None:
     other: Any = {"configurable": {"thread_id": "u"}}
     for number, (code, config) in enumerate([("x = 6", THREAD), ("x", other), ("x", THREAD)]):
         await python.ainvoke({**asking([code]).tool_calls[0], "id": f"outside-{number}"}, config)
@@ -183,10 +215,15 @@ async def test_a_subgraph_that_remembers_keeps_its_session(store: RunStore, cell
     assert len({s.session for s in cells.asked}) == 1 and records(store)[-1].value == "2"
 
 
-async def test_threads_of_one_name_in_two_stores_share_nothing(tmp_path: Path, cells: Cells) -> None:
+async def test_threads_of_one_name_in_two_stores_share_nothing(
+    tmp_path: Path, cells: Cells
+) -> None:
     for name in ("a.db", "b.db"):
         with open_store(tmp_path / name) as opened, recording(Recording(opened.journal)):
-            await run(loop([["x = 6"], ["x"]]).compile(checkpointer=opened.checkpointer), durability="sync")
+            await run(
+                loop([["x = 6"], ["x"]]).compile(checkpointer=opened.checkpointer),
+                durability="sync",
+            )
     names = [s.session for s in cells.asked]
     assert names[0] == names[1] != names[2] == names[3]
 
@@ -195,7 +232,9 @@ async def test_threads_of_one_name_in_two_stores_share_nothing(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("ended", ["timeout", "out_of_memory", "infrastructure", "denied"])
-async def test_a_call_whose_process_ended_is_no_cell(ended: str, store: RunStore, cells: Cells) -> None:
+async def test_a_call_whose_process_ended_is_no_cell(
+    ended: str, store: RunStore, cells: Cells
+) -> None:
     script = [["x = 1"], [f"x = 2\nraise SystemExit({ended!r})"], ["x"]]
     graph = loop(script).compile(checkpointer=store.checkpointer)
     with recording(Recording(store.journal)):
@@ -204,17 +243,27 @@ async def test_a_call_whose_process_ended_is_no_cell(ended: str, store: RunStore
     assert [record.session for record in records(store)][2] is SessionState.REPLAYED
 
 
-async def test_calls_that_come_out_differently_are_named_in_one_line(store: RunStore, cells: Cells) -> None:
-    graph = loop([["import time\nt = time.time_ns()\nt"], ["2"], ["3"]]).compile(checkpointer=store.checkpointer)
+async def test_calls_that_come_out_differently_are_named_in_one_line(
+    store: RunStore, cells: Cells
+) -> None:
+    graph = loop([["import time\nt = time.time_ns()\nt"], ["2"], ["3"]]).compile(
+        checkpointer=store.checkpointer
+    )
     with recording(Recording(store.journal)):
-        stream = graph.astream({"messages": [HumanMessage("go")]}, THREAD, durability="sync", stream_mode="values")
+        stream = graph.astream(
+            {"messages": [HumanMessage("go")]}, THREAD, durability="sync", stream_mode="values"
+        )
         found: list[str] = []
         async for state in stream:
             found = shown(state["messages"])
             if len(found) == 1:
                 cells.living.clear()
     assert found[1:] == [f"{DIFFERS.format('call 1')}\n2", "3"]
-    assert [r.session for r in records(store)] == [SessionState.NEW, SessionState.DIFFERS, SessionState.KEPT]
+    assert [r.session for r in records(store)] == [
+        SessionState.NEW,
+        SessionState.DIFFERS,
+        SessionState.KEPT,
+    ]
     assert [r.changed_cells for r in records(store)] == [(), (1,), ()]
 
 
@@ -222,7 +271,9 @@ async def test_calls_that_come_out_differently_are_named_in_one_line(store: RunS
 async def test_a_run_that_goes_on_in_another_process_has_the_cells_before(
     fails_at: str, store: RunStore, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = loop([["x = [1]"], ["x.append(2)", "x.append(3)\n1"], ["x"]]).compile(checkpointer=store.checkpointer)
+    graph = loop([["x = [1]"], ["x.append(2)", "x.append(3)\n1"], ["x"]]).compile(
+        checkpointer=store.checkpointer
+    )
     run_cell = cells.run
 
     async def dying(submission: Any) -> Any:
@@ -239,8 +290,13 @@ async def test_a_run_that_goes_on_in_another_process_has_the_cells_before(
     with recording(Recording(store.journal)):
         state = await graph.ainvoke(None, THREAD, durability="sync")
     assert shown(state["messages"])[-1] == "[1, 2, 3]"
-    assert histories(cells)[-2:] == [["x = [1]", "x.append(2)"], ["x = [1]", "x.append(2)", "x.append(3)\n1"]]
-    assert [s.code for s in cells.asked].count("x.append(2)") == 1, "a finished call is not run again"
+    assert histories(cells)[-2:] == [
+        ["x = [1]", "x.append(2)"],
+        ["x = [1]", "x.append(2)", "x.append(3)\n1"],
+    ]
+    assert [s.code for s in cells.asked].count("x.append(2)") == 1, (
+        "a finished call is not run again"
+    )
     assert len({s.session for s in cells.asked}) == 1
 
 
@@ -253,11 +309,15 @@ async def test_a_branch_within_a_thread_has_the_cells_of_its_ancestors(
     with recording(Recording(store.journal)):
         assert (await run(graph, durability="sync"))[-1] == "11"
     after_first = next(
-        s for s in graph.get_state_history(THREAD) if s.next == ("ask",) and len(shown(s.values["messages"])) == 1
+        s
+        for s in graph.get_state_history(THREAD)
+        if s.next == ("ask",) and len(shown(s.values["messages"])) == 1
     )
     config = after_first.config
     if edited:
-        config = graph.update_state(config, {"messages": [HumanMessage("another way")]}, as_node="tools")
+        config = graph.update_state(
+            config, {"messages": [HumanMessage("another way")]}, as_node="tools"
+        )
     script[1:] = [["x = x + 100"], ["x = x + 1000"], ["x"]]
     with recording(Recording(store.journal)):
         state = await graph.ainvoke(None, config, durability="sync")
@@ -266,7 +326,9 @@ async def test_a_branch_within_a_thread_has_the_cells_of_its_ancestors(
 
 
 @pytest.mark.parametrize("durability", ["async", "exit"])
-async def test_checkpoints_that_are_written_late_do_no_harm(durability: Any, store: RunStore, cells: Cells) -> None:
+async def test_checkpoints_that_are_written_late_do_no_harm(
+    durability: Any, store: RunStore, cells: Cells
+) -> None:
     graph = loop([["x = 1"], ["x = x + 1"], ["x"]]).compile(checkpointer=store.checkpointer)
     with recording(Recording(store.journal)):
         for _ in range(2):
@@ -281,13 +343,17 @@ async def test_under_another_saver_a_thread_is_one_line(store: RunStore, cells: 
     assert histories(cells) == [[], ["x = 1"], ["x = 1", "x = x + 1"]]
 
 
-async def test_a_thread_whose_old_checkpoints_were_pruned_has_its_cells(store: RunStore, cells: Cells) -> None:
+async def test_a_thread_whose_old_checkpoints_were_pruned_has_its_cells(
+    store: RunStore, cells: Cells
+) -> None:
     script = [["x = 1"], ["x = x + 1"], ["x = x + 1"], ["x"]]
     graph = loop(script[:2]).compile(checkpointer=store.checkpointer)
     with recording(Recording(store.journal)):
         await run(graph, durability="sync")
     store.checkpointer.prune(["t"], strategy="keep_latest")
-    graph.update_state(graph.get_state(THREAD).config, {"messages": [HumanMessage("more")]}, as_node="tools")
+    graph.update_state(
+        graph.get_state(THREAD).config, {"messages": [HumanMessage("more")]}, as_node="tools"
+    )
     script.insert(2, [])
     more = loop(script).compile(checkpointer=store.checkpointer)
     with recording(Recording(store.journal)):
@@ -299,7 +365,8 @@ async def test_a_thread_whose_old_checkpoints_were_pruned_has_its_cells(store: R
 
 
 @pytest.mark.parametrize(
-    ("tools", "way"), [("ours", "async"), ("node", "async"), ("node", "sync"), ("send", "async"), ("send", "sync")]
+    ("tools", "way"),
+    [("ours", "async"), ("node", "async"), ("node", "sync"), ("send", "async"), ("send", "sync")],
 )
 async def test_the_calls_of_a_message_run_one_by_one_in_its_order(
     tools: str, way: str, cells: Cells, store: RunStore

@@ -1,4 +1,6 @@
-"""Architectures that people bring, under the trainer: however rows are forwarded, log-probs are the model's own."""
+"""Architectures that people bring, under the trainer: however rows are forwarded, log-probs are the
+model's own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.logprobs.packed import usable_forward
 from tests.models.local.test_engine import OpenEnded, ask
-from tests.support.training.architectures import ARCHITECTURES, PACKED, WINDOW, of_architecture, saved
+from tests.support.training.architectures import (
+    ARCHITECTURES,
+    PACKED,
+    WINDOW,
+    of_architecture,
+    saved,
+)
 from tests.support.training.families import four_roles, rows_of, tool_loops
 from tests.training.update.test_adapters import batch_of as batch_sampled_by
 
@@ -50,7 +58,9 @@ def plain(model: Any, batch: MicroBatch) -> Tensor:
     for text in sorted(texts, key=len, reverse=True):
         if tuple(text) not in known:
             found = model(torch.tensor([text]), use_cache=False).logits[0].float().log_softmax(-1)
-            known |= {tuple(text[: end + 1]): found[end - 1, text[end]] for end in range(1, len(text))}
+            known |= {
+                tuple(text[: end + 1]): found[end - 1, text[end]] for end in range(1, len(text))
+            }
     return torch.stack([known[tuple(text)] for text in texts])
 
 
@@ -62,7 +72,9 @@ def test_log_probs_are_those_of_plain_passes(kind: str, capsys: pytest.CaptureFi
         forward = usable_forward(model, asked)
         assert forward == (asked if kind in PACKED else "padded")
         batch = batch_of(ROWS, forward)
-        torch.testing.assert_close(token_logprobs(model, batch), plain(model, batch), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            token_logprobs(model, batch), plain(model, batch), atol=1e-4, rtol=1e-4
+        )
     told = capsys.readouterr().err
     assert ("rows are padded, in place of forward = tree" in told) == (kind not in PACKED)
 
@@ -72,12 +84,16 @@ def test_gradients_through_a_window_are_those_of_padded_rows(kind: str) -> None:
     model = of_architecture(kind).double()
     weights = list(model.parameters())
     found = {
-        forward: torch.autograd.grad((token_logprobs(model, batch_of(ROWS, forward)) ** 2).sum(), weights)
+        forward: torch.autograd.grad(
+            (token_logprobs(model, batch_of(ROWS, forward)) ** 2).sum(), weights
+        )
         for forward in FORWARDS
     }
     for forward in FORWARDS[1:]:
         for own, expected in zip(found[forward], found["padded"], strict=True):
-            torch.testing.assert_close(own, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-5)
+            torch.testing.assert_close(
+                own, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-5
+            )
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -87,40 +103,57 @@ def test_an_adapter_is_scored_saved_and_loaded(kind: str, tmp_path: Path) -> Non
     batch = batch_of(ROWS, usable_forward(model, "tree", quiet=True))
     with torch.no_grad():
         bare = token_logprobs(model, batch)
-    adapter = Adapter.put_into(model, AdapterPart(lora_rank=4), base=str(folder), folder=str(folder), seed=0)
+    adapter = Adapter.put_into(
+        model, AdapterPart(lora_rank=4), base=str(folder), folder=str(folder), seed=0
+    )
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     for name, weight in trained.items():
         torch.nn.init.normal_(weight, std=0.1) if ".lora_B." in name else None
     scored = token_logprobs(model, batch)
     assert all(
-        each is not None for each in torch.autograd.grad(scored.sum(), list(trained.values()), allow_unused=True)
+        each is not None
+        for each in torch.autograd.grad(scored.sum(), list(trained.values()), allow_unused=True)
     )
     assert float((scored - bare).detach().abs().max()) > 0.1
     torch.testing.assert_close(scored, plain(model, batch), atol=1e-4, rtol=1e-4)
     adapter.save(tmp_path / "adapter")
     again, _ = load_for_answers(str(folder), LoadOptions(adapter=str(tmp_path / "adapter")))
     with torch.no_grad():
-        torch.testing.assert_close(token_logprobs(again, batch), scored.detach(), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            token_logprobs(again, batch), scored.detach(), atol=1e-6, rtol=1e-6
+        )
     if kind != "lfm2":
         with TransformersEngine(again, OpenEnded(), name=kind) as engine:
             done = ask(engine, range(3, 40), max_tokens=8).result(60)
         text = torch.tensor([[*range(3, 40), *done.token_ids]])
-        expected = model(text, use_cache=False).logits[0, 36:-1].log_softmax(-1)[range(8), list(done.token_ids)]
-        torch.testing.assert_close(torch.tensor(done.logprobs), expected.detach(), atol=1e-4, rtol=1e-4)
+        expected = (
+            model(text, use_cache=False)
+            .logits[0, 36:-1]
+            .log_softmax(-1)[range(8), list(done.token_ids)]
+        )
+        torch.testing.assert_close(
+            torch.tensor(done.logprobs), expected.detach(), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_trainings_pad_rows_that_cannot_be_packed(
     tmp_path: Path, tokenizer: Any, codec: Any, lessons: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def first_step(forward: Literal["padded", "packed"]) -> dict[str, float]:
-        config = SftConfig(steps=1, batch_size=4, learning_rate=1e-3, warmup_steps=1, forward=forward)
-        row = train_sft(of_architecture("lfm2", vocab_size=len(tokenizer)), codec, lessons[:4], config)[0]
+        config = SftConfig(
+            steps=1, batch_size=4, learning_rate=1e-3, warmup_steps=1, forward=forward
+        )
+        row = train_sft(
+            of_architecture("lfm2", vocab_size=len(tokenizer)), codec, lessons[:4], config
+        )[0]
         return {key: row[key] for key in ("loss", "grad_norm", "tokens")}
 
     assert first_step("packed") == first_step("padded")
     assert capsys.readouterr().err.count("forward = packed: Lfm2ForCausalLM") == 1
     policy = str(saved(tmp_path, of_architecture("gpt_oss", vocab_size=1100)))
-    ours = Learner(GrpoConfig.of(policy=policy, forward="tree", learning_rate=1e-3), Accelerator(cpu=True))
+    ours = Learner(
+        GrpoConfig.of(policy=policy, forward="tree", learning_rate=1e-3), Accelerator(cpu=True)
+    )
     assert ours.forward == "padded" and "attention sinks" in capsys.readouterr().err
     row = ours.update([batch_sampled_by(ours.engine)], 1e-3)
     assert row["stepped"] and row["engine_difference"] < 2e-6

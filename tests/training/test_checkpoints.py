@@ -48,7 +48,9 @@ def test_the_last_are_kept_and_the_newest_is_used(tmp_path: Path) -> None:
         checkpoints.save(step, writer(f"after {step}"))
         assert checkpoints.restore(read) == f"after {step}"
     assert kept(tmp_path) == ["step-000002", "step-000003"]
-    assert Checkpoints(tmp_path, every=5).is_due(5, 9) and Checkpoints(tmp_path, every=5).is_due(9, 9)
+    assert Checkpoints(tmp_path, every=5).is_due(5, 9) and Checkpoints(tmp_path, every=5).is_due(
+        9, 9
+    )
     assert not Checkpoints(tmp_path, every=5).is_due(6, 9)
 
 
@@ -101,7 +103,9 @@ def test_a_checkpoint_that_does_not_fit_is_not_taken_for_a_damaged_one(tmp_path:
     def load(folder: Path) -> None:
         raise RuntimeError("size mismatch for embed_tokens\nand more")
 
-    with pytest.raises(RunError, match=r"cannot be loaded \(RuntimeError: size mismatch for embed_tokens\)"):
+    with pytest.raises(
+        RunError, match=r"cannot be loaded \(RuntimeError: size mismatch for embed_tokens\)"
+    ):
         checkpoints.restore(load)
 
 
@@ -116,7 +120,9 @@ def test_a_model_is_written_once(tmp_path: Path) -> None:
     assert not has_model(tmp_path, 6)
 
 
-def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_person_put_beside_a_model_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A finished run that is started again leaves it; one that goes on sets it aside."""
     model = keep_model(tmp_path, 4, writer("four"))
     (model / "sub" / "state.json").write_text('"edited"')
@@ -124,7 +130,9 @@ def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.C
     keep_model(tmp_path, 4, lambda _: pytest.fail("it is there"))
     for step, name in ((6, "model.before-1"), (8, "model.before-2")):
         keep_model(tmp_path, step, writer(str(step)))
-        assert (tmp_path / name / "notes.md").read_text() == "mine" and name in capsys.readouterr().err
+        assert (
+            tmp_path / name / "notes.md"
+        ).read_text() == "mine" and name in capsys.readouterr().err
         assert read(model) == str(step) and not (model / "notes.md").exists()
         (model / "notes.md").write_text("mine")
     assert read(tmp_path / "model.before-1") == "edited"
@@ -135,7 +143,8 @@ def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "model.before-4").exists(), "it was as it had been written"
 
 
-# --- of a policy ------------------------------------------------------------------------------------------------------
+# --- of a policy
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +188,29 @@ def test_any_damage_to_the_newest_checkpoint_is_survived(
     keeper_of(policy, run).restore()
     assert (policy.version, weight(policy)) == (2, 2) and capsys.readouterr().err == ""
     files = sorted(path for path in newest.iterdir())
-    assert {"model.safetensors", "optimizer.pt", "state.json", MANIFEST} <= {path.name for path in files}
+    assert {"model.safetensors", "optimizer.pt", "state.json", MANIFEST} <= {
+        path.name for path in files
+    }
     for file in files:
         whole = file.read_bytes()
         cuts = sorted({len(whole) * part // CUTS for part in range(CUTS)} - {len(whole)})
-        for damaged in [*(whole[:cut] for cut in cuts), None, flipped(whole, len(whole) // 2), whole + b"\0"]:
+        for damaged in [
+            *(whole[:cut] for cut in cuts),
+            None,
+            flipped(whole, len(whole) // 2),
+            whole + b"\0",
+        ]:
             file.unlink() if damaged is None else file.write_bytes(damaged)
-            assert Checkpoints(run).restore(lambda path: path.name) == "step-000001", (file.name, damaged)
+            assert Checkpoints(run).restore(lambda path: path.name) == "step-000001", (
+                file.name,
+                damaged,
+            )
             told = capsys.readouterr().err
-            assert told.count("\n") == 1 and file.name in told and told.endswith("resuming from step-000001.\n")
+            assert (
+                told.count("\n") == 1
+                and file.name in told
+                and told.endswith("resuming from step-000001.\n")
+            )
         policy.publish(0)
         file.write_bytes(whole[:-1])
         keeper_of(policy, run).restore()
@@ -202,7 +225,10 @@ def test_only_where_none_is_whole_the_run_ends(policy: Learner, run: Path, tmp_p
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     (folder / "checkpoints" / "step-000001" / "optimizer.pt").write_bytes(b"")
     (folder / "checkpoints" / "step-000002" / "state.json").unlink()
-    with pytest.raises(RunError, match=r"step-000002: state.json is missing; step-000001: optimizer.pt has 0 bytes in"):
+    with pytest.raises(
+        RunError,
+        match=r"step-000002: state.json is missing; step-000001: optimizer.pt has 0 bytes in",
+    ):
         keeper_of(policy, folder).restore()
 
 
@@ -215,7 +241,9 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: Learner, run: Path, tmp_
     progress, config = keeper.restore(), keeper.config
     assert progress.cursor == 2 * config.rollout.prompts_per_step
     assert (policy.version, weight(policy)) == (2, 2)
-    assert config.rollout.shuffle_block == config.steps * config.rollout.prompts_per_step, "its tasks were one block"
+    assert config.rollout.shuffle_block == config.steps * config.rollout.prompts_per_step, (
+        "its tasks were one block"
+    )
     for name in ("model.safetensors", "optimizer.pt", "state.json"):
         file = tmp_path / "checkpoint" / name
         whole = file.read_bytes()
@@ -229,7 +257,10 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: Learner, run: Path, tmp_
     assert (tmp_path / "checkpoint").exists(), "one of the new ones is not two"
     policy.publish(3)
     keeper_of(policy, tmp_path).checkpoint(RunProgress())
-    assert not (tmp_path / "checkpoint").exists() and kept(tmp_path) == ["step-000002", "step-000003"]
+    assert not (tmp_path / "checkpoint").exists() and kept(tmp_path) == [
+        "step-000002",
+        "step-000003",
+    ]
 
 
 def test_a_run_cannot_end_before_the_steps_that_it_took(run: Path, policy: Learner) -> None:

@@ -1,4 +1,6 @@
-"""Calls that a model writes as fenced blocks are trained like any: a real model, its tokens and its gradients."""
+"""Calls that a model writes as fenced blocks are trained like any: a real model, its tokens and its
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -50,25 +52,36 @@ async def test_the_tokens_of_a_fenced_call_are_trained(
     store: RunStore, environment: LocalEnvironment, tmp_path: Path
 ) -> None:
     codec = learned(tmp_path / "policy")
-    config = GrpoConfig.of(policy=str(tmp_path / "policy"), learning_rate=1e-4, warmup_steps=0, weight_decay=0.0)
+    config = GrpoConfig.of(
+        policy=str(tmp_path / "policy"), learning_rate=1e-4, warmup_steps=0, weight_decay=0.0
+    )
     policy = Learner(config, Accelerator())
     runner = EpisodeRunner(store, policy.engine, policy.name, environment, Sampling(max_tokens=64))
-    trajectory = await runner.run(Episode(TASK, "thread", context={"tool_format": "fenced"}, seed=0))
+    trajectory = await runner.run(
+        Episode(TASK, "thread", context={"tool_format": "fenced"}, seed=0)
+    )
 
     assert [(c.status, c.value) for c in trajectory.tool_calls] == [(ToolStatus.OK, "42")]
     assert penalty_error(trajectory.tool_calls) == 0.0
     (row,) = linearise(trajectory, {c.id: 1.0 for c in trajectory.own_calls})
     (example,) = tokenize(LESSON, codec)
-    assert (row.token_ids.tolist(), row.loss_mask.tolist()) == (list(example.token_ids), list(example.mask))
+    assert (row.token_ids.tolist(), row.loss_mask.tolist()) == (
+        list(example.token_ids),
+        list(example.mask),
+    )
     trained = codec.decode(row.token_ids[row.loss_mask].tolist())
-    assert trained == f"{answer_text(LESSON.messages[2])}<|im_end|>{answer_text(LESSON.messages[4])}"
+    assert (
+        trained == f"{answer_text(LESSON.messages[2])}<|im_end|>{answer_text(LESSON.messages[4])}"
+    )
 
     block = torch.tensor(trajectory.calls[0].token_ids)[torch.tensor(trajectory.calls[0].mask)]
     before = _logprob(policy, trajectory.calls[0].token_ids, len(block))
     batches = build_batches([trajectory], [_overlay(trajectory, -1.0)], token_budget=4096)
     assert sum(batch.trained_tokens for batch in batches) == sum(example.mask)
     assert policy.update(batches, 1e-4)["grad_norm"] > 0
-    assert _logprob(policy, trajectory.calls[0].token_ids, len(block)) < before, "what was punished is less likely"
+    assert _logprob(policy, trajectory.calls[0].token_ids, len(block)) < before, (
+        "what was punished is less likely"
+    )
     policy.engine.close()
 
 

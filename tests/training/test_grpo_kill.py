@@ -22,7 +22,12 @@ from tests.support.training.killed_training import assert_same_weights, killed_r
 pytestmark = pytest.mark.whole
 
 CONFIG = GrpoConfig.of(
-    steps=3, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+    steps=3,
+    prompts_per_step=2,
+    group_size=2,
+    seed=5,
+    cooldown=0.0,
+    context={"max_turns": 4, "max_tokens": 96},
 )
 ROLLOUTS = 2 * CONFIG.rollout.group_size * CONFIG.rollout.prompts_per_step
 """Of one step."""
@@ -43,12 +48,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that killed themselves at the moment when they had ended so many steps or rollouts, by name."""
+    """Runs that killed themselves at the moment when they had ended so many steps or rollouts, by
+    name.
+    """
     return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), asked_for(KILLS, request))
 
 
 @pytest.mark.parametrize("name", moments(KILLS, "after step 1", "inside step 3"))
-def test_resumed_training_equals_an_undisturbed_run(name: str, undisturbed: Path, killed: Path) -> None:
+def test_resumed_training_equals_an_undisturbed_run(
+    name: str, undisturbed: Path, killed: Path
+) -> None:
     folder = killed / name / "run"
     asyncio.run(train(CONFIG, folder))
     assert sampled_tokens(folder) == sampled_tokens(undisturbed)
@@ -76,7 +85,9 @@ def test_a_prolonged_run_and_one_with_a_damaged_checkpoint_equal_an_undisturbed_
         asyncio.run(train(CONFIG.model_copy(update={"steps": 2}), folder))
 
 
-def test_rollouts_of_other_tasks_on_record_are_not_trained_on(undisturbed: Path, tmp_path: Path) -> None:
+def test_rollouts_of_other_tasks_on_record_are_not_trained_on(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(RunError, match="step would draw"):

@@ -32,7 +32,9 @@ STEP = GrpoConfig.of(
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """Scores each answer by its length; the task of its first request never gets an answer that can be read."""
+    """Scores each answer by its length; the task of its first request never gets an answer that can
+    be read.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -48,8 +50,15 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.loads(body["messages"][1]["content"])
         self.server.asked.append(data)
         self.server.refused = self.server.refused or data["task"]
-        scores = {label: {"score": 1 / (1 + len(text)), "reason": "length"} for label, text in data["answers"].items()}
-        text = "They are all nice." if data["task"] == self.server.refused else json.dumps({"scores": scores})
+        scores = {
+            label: {"score": 1 / (1 + len(text)), "reason": "length"}
+            for label, text in data["answers"].items()
+        }
+        text = (
+            "They are all nice."
+            if data["task"] == self.server.refused
+            else json.dumps({"scores": scores})
+        )
         answer = {
             "id": "1", "object": "chat.completion", "created": 1, "model": "judge-1",
             "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
@@ -88,7 +97,9 @@ def test_a_ranking_of_siblings_is_learnt_from(
             groups.setdefault(trajectory.group_id, []).append(trajectory.id)
         scorings = store.scorings.by_rubric("./judge.py:rubric")
         overlays = {o.trajectory_id: o for o in store.journal.overlays("run")}
-    assert len(judge.asked) == len(groups) + 1, "one request a group, and one more where it could not be read"
+    assert len(judge.asked) == len(groups) + 1, (
+        "one request a group, and one more where it could not be read"
+    )
     lost = [ids for ids in groups.values() if not scorings[ids[0]].rewards]
     assert len(lost) == 1, "the group whose judge failed"
     assert {scorings[id_].scores[0].fault for id_ in lost[0]} == {RewardFault.JUDGE}

@@ -19,7 +19,11 @@ def test_a_step_that_is_taken_again_stands_there_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"step": 3, "lo')
     MetricsLog(path, before_step=2).append({"step": 2, "loss": 0.5})
-    assert read_metrics(path) == [{"step": 0, "loss": None}, {"step": 1, "loss": None}, {"step": 2, "loss": 0.5}]
+    assert read_metrics(path) == [
+        {"step": 0, "loss": None},
+        {"step": 1, "loss": None},
+        {"step": 2, "loss": 0.5},
+    ]
 
 
 def test_a_disk_that_is_full_leaves_the_metrics_as_they_were(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A graph that plans in JSON, reads it strictly and raises on what is no plan, learns to write plans that parse."""
+"""A graph that plans in JSON, reads it strictly and raises on what is no plan, learns to write
+plans that parse.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,18 @@ PLANNER = "tests.support.graphs.planning_agent"
 
 @pytest.mark.slow
 def test_the_share_of_plans_that_parse_rises(tmp_path: Path) -> None:
-    start = TrainedPolicy.load("builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0)
+    start = TrainedPolicy.load(
+        "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
+    )
     codec = ChatTemplateCodec(start.tokenizer)
     lessons = "".join(json.dumps(planning_agent.lesson(i)) + "\n" for i in range(900))
     (tmp_path / "lessons.jsonl").write_text(lessons)
-    train_sft(start.model, codec, read_chats(tmp_path / "lessons.jsonl"), SftConfig(steps=50, batch_size=32))
+    train_sft(
+        start.model,
+        codec,
+        read_chats(tmp_path / "lessons.jsonl"),
+        SftConfig(steps=50, batch_size=32),
+    )
     save_policy(start.model, start.tokenizer, tmp_path / "start", "# start")
     config = GrpoConfig.of(
         policy=str(tmp_path / "start"),

@@ -21,7 +21,9 @@ def measured(name: str) -> float:
 
 
 @pytest.mark.slow
-def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(real_model: str, tmp_path: Path) -> None:
+def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(
+    real_model: str, tmp_path: Path
+) -> None:
     before = measured(real_model)
     data = write_conversations(tmp_path / "chats.jsonl")
     run = tmp_path / "run"

@@ -39,7 +39,9 @@ def test_a_few_steps_lower_the_loss(tokenizer, codec, lessons):
     assert [row["step"] for row in rows] == list(range(1, 9))
     assert rows[-1]["loss"] < rows[0]["loss"] - 1
     shares = [1 / 2, 1, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]
-    assert [row["learning_rate"] for row in rows] == pytest.approx([3e-3 * share for share in shares])
+    assert [row["learning_rate"] for row in rows] == pytest.approx(
+        [3e-3 * share for share in shares]
+    )
 
 
 def test_the_seed_decides_the_weights_to_the_bit(tokenizer, codec, lessons):
@@ -75,7 +77,9 @@ def test_micro_batches_make_the_step_of_one_batch(tokenizer, codec, lessons):
 def test_packed_conversations_see_themselves_alone(tokenizer, codec, lessons):
     def trained(forward, budget):
         model = new_model(tokenizer, 0)
-        config = SHORT.model_copy(update={"steps": 2, "forward": forward, "micro_batch_tokens": budget})
+        config = SHORT.model_copy(
+            update={"steps": 2, "forward": forward, "micro_batch_tokens": budget}
+        )
         return train_sft(model, codec, lessons, config)
 
     rows = trained("padded", 100_000)
@@ -98,15 +102,21 @@ def test_a_packed_conversation_without_a_trained_token_is_passed_over(tokenizer,
 
 
 def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
-    """A conversation whose answer is known by heart has no loss left, however strange its prompt."""
+    """A conversation whose answer is known by heart has no loss left,
+    however strange its prompt.
+    """
     model = new_model(tokenizer, 0)
     lesson = Conversation((HumanMessage("zq" * 8), AIMessage("ok")))
-    rows = train_sft(model, codec, [lesson], SHORT.model_copy(update={"steps": 40, "batch_size": 1}))
+    rows = train_sft(
+        model, codec, [lesson], SHORT.model_copy(update={"steps": 40, "batch_size": 1})
+    )
     assert rows[-1]["loss"] < 0.05
     (example,) = tokenize(lesson, codec)
     ids = torch.tensor([example.token_ids], device=model.device)
     with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        loss = torch.nn.functional.cross_entropy(
+            model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none"
+        )
     own = torch.tensor(example.mask[1:], device=model.device)
     assert loss[own].mean() < 0.05 < 1 < loss[~own].mean()
 
@@ -114,7 +124,14 @@ def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
 def test_rows_are_written_as_they_come(tokenizer, codec, lessons, tmp_path):
     path, heard = tmp_path / "metrics.jsonl", []
     config = SHORT.model_copy(update={"steps": 2})
-    rows = train_sft(new_model(tokenizer, 0), codec, lessons[:20], config, metrics_path=path, progress=heard.append)
+    rows = train_sft(
+        new_model(tokenizer, 0),
+        codec,
+        lessons[:20],
+        config,
+        metrics_path=path,
+        progress=heard.append,
+    )
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows == heard
 
 
@@ -130,12 +147,16 @@ def test_a_saved_policy_loads_as_it_was(tokenizer, codec, tmp_path, lessons):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_what_was_trained_is_spoken_to_as_in_training_from_any_folder(tmp_path, monkeypatch, lora_rank):
+def test_what_was_trained_is_spoken_to_as_in_training_from_any_folder(
+    tmp_path, monkeypatch, lora_rank
+):
     monkeypatch.chdir(tmp_path)
     shipped = Path(model_folder("builtin:cold-start"), "chat_template.jinja").read_text()
     Path("my.jinja").write_text("<|im_start|>system\nMine.<|im_end|>\n" + shipped)
     asked = "builtin:cold-start?template=my.jinja&thoughts=keep&tools=prompted"
-    policy = TrainedPolicy.load(asked, AdapterPart(lora_rank=lora_rank), dtype="float32", device="cpu", seed=0)
+    policy = TrainedPolicy.load(
+        asked, AdapterPart(lora_rank=lora_rank), dtype="float32", device="cpu", seed=0
+    )
     saved = tmp_path / "saved"
     policy.save(saved, "")
     (tmp_path / "elsewhere").mkdir()
@@ -147,7 +168,9 @@ def test_what_was_trained_is_spoken_to_as_in_training_from_any_folder(tmp_path, 
     assert codec.encode(messages, [tool]) == written and "Mine." in codec.decode(written)
     assert codec.keep_thoughts and codec.speech.tools.startswith("prompted")
     other = load_codec(f"{saved}?tools=hermes")
-    assert other.speech.tools != codec.speech.tools and other.keep_thoughts, "an option that is given comes first"
+    assert other.speech.tools != codec.speech.tools and other.keep_thoughts, (
+        "an option that is given comes first"
+    )
     damaged = saved / ("base.json" if lora_rank else "codec.json")
     damaged.write_text("[")
     with pytest.raises(ModelError):
@@ -185,7 +208,11 @@ CHAT = {
             "role": "assistant",
             "content": "<reason>R</reason>",
             "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1+1"}'}}
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": "python", "arguments": '{"code": "1+1"}'},
+                }
             ],
         },
         {"role": "tool", "tool_call_id": "1", "content": "2"},
@@ -196,17 +223,29 @@ CHAT = {
 
 def test_chats_are_read_from_json_lines(tmp_path):
     path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps(CHAT) + "\n\n" + json.dumps({**CHAT, "tools": [{"type": "function"}]}) + "\n")
+    path.write_text(
+        json.dumps(CHAT) + "\n\n" + json.dumps({**CHAT, "tools": [{"type": "function"}]}) + "\n"
+    )
     first, second = read_chats(path)
     assert [message.type for message in first.messages] == ["system", "human", "ai", "tool", "ai"]
-    assert answer_text(first.messages[2]) == (
-        '<reason>R</reason><tool_call>{"name": "python", "arguments": {"code": "1+1"}}</tool_call>'
+    assert (
+        answer_text(first.messages[2])
+        == '<reason>R</reason><tool_call>{"name": "python", "arguments": {"code":'
+        ' "1+1"}}</tool_call>'
     )
     assert first.tools == () and second.tools == ({"type": "function"},)
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"messages": 3}', '{"messages": [{"role": "king", "content": ""}]}', '{"messages": [3]}']
+    "line",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"messages": 3}',
+        '{"messages": [{"role": "king", "content": ""}]}',
+        '{"messages": [3]}',
+    ],
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "chats.jsonl"
@@ -216,11 +255,15 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert "\n" not in raised.value.message
 
 
-@pytest.mark.parametrize("messages", [3, None, "text", {}, [3], [None], ["text"], [["user"]], [["user", "text"]]])
+@pytest.mark.parametrize(
+    "messages", [3, None, "text", {}, [3], [None], ["text"], [["user"]], [["user", "text"]]]
+)
 def test_messages_are_a_list_of_objects(tmp_path, messages):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": messages}))
-    with pytest.raises(TaskError, match=r"line 1 is not a conversation: .*`messages` has to be a list of objects"):
+    with pytest.raises(
+        TaskError, match=r"line 1 is not a conversation: .*`messages` has to be a list of objects"
+    ):
         read_chats(path)
 
 
@@ -252,9 +295,18 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_run_that_was_killed_and_damaged_comes_to_the_same_weights(tokenizer, codec, lessons, tmp_path, optimizer):
+def test_a_run_that_was_killed_and_damaged_comes_to_the_same_weights(
+    tokenizer, codec, lessons, tmp_path, optimizer
+):
     config = SHORT.model_copy(
-        update={"steps": 5, "batch_size": 4, "cooldown": 0.0, "average": 0.9, "optimizer": optimizer, "warmup_steps": 1}
+        update={
+            "steps": 5,
+            "batch_size": 4,
+            "cooldown": 0.0,
+            "average": 0.9,
+            "optimizer": optimizer,
+            "warmup_steps": 1,
+        }
     )
 
     def train(folder, steps=5, killed_after=0, checkpoints=True):
@@ -267,7 +319,15 @@ def test_a_run_that_was_killed_and_damaged_comes_to_the_same_weights(tokenizer, 
         kept = Checkpoints(tmp_path / folder, every=2) if checkpoints else None
         path = tmp_path / folder / "metrics.jsonl"
         config_now = config.model_copy(update={"steps": steps})
-        train_sft(model, codec, lessons[:40], config_now, metrics_path=path, checkpoints=kept, progress=progress)
+        train_sft(
+            model,
+            codec,
+            lessons[:40],
+            config_now,
+            metrics_path=path,
+            checkpoints=kept,
+            progress=progress,
+        )
         return weights(model), [(row["step"], row["loss"]) for row in read_metrics(path)]
 
     whole = train("whole", checkpoints=False)
@@ -290,13 +350,19 @@ def test_a_run_that_was_killed_and_damaged_comes_to_the_same_weights(tokenizer, 
 
 def test_a_run_is_not_gone_on_with_on_other_conversations(tokenizer, codec, lessons, tmp_path):
     config = SHORT.model_copy(update={"steps": 1, "batch_size": 2})
-    train_sft(new_model(tokenizer, 0), codec, lessons[:4], config, checkpoints=Checkpoints(tmp_path))
+    train_sft(
+        new_model(tokenizer, 0), codec, lessons[:4], config, checkpoints=Checkpoints(tmp_path)
+    )
     with pytest.raises(RunError, match="begun on other conversations"):
-        train_sft(new_model(tokenizer, 0), codec, lessons[1:5], config, checkpoints=Checkpoints(tmp_path))
+        train_sft(
+            new_model(tokenizer, 0), codec, lessons[1:5], config, checkpoints=Checkpoints(tmp_path)
+        )
 
 
 def test_a_warm_up_longer_than_the_run_does_not_keep_it_from_learning(tokenizer, codec, lessons):
-    config = SHORT.model_copy(update={"steps": 3, "warmup_steps": 30, "batch_size": 4, "cooldown": 0.0})
+    config = SHORT.model_copy(
+        update={"steps": 3, "warmup_steps": 30, "batch_size": 4, "cooldown": 0.0}
+    )
     rows = train_sft(new_model(tokenizer, 0), codec, lessons[:20], config)
     assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 2e-3, 3e-3])
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.1

@@ -1,4 +1,6 @@
-"""`kill -9` of a training with all that it may hold: stages, refill, mastered problems, evaluations, checkpoints."""
+"""`kill -9` of a training with all that it may hold: stages, refill, mastered problems,
+evaluations, checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from tests.support.training.killed_training import assert_same_weights, forked, 
 CONFIG = GrpoConfig.of(
     stages=(
         TrainingStage(name="short", steps=2, rollout_tokens=48, turns=2),
-        TrainingStage(name="long", steps=2, rollout_tokens=96, turns=3, leave_out_solved=2, reset_optimizer=True),
+        TrainingStage(
+            name="long",
+            steps=2,
+            rollout_tokens=96,
+            turns=3,
+            leave_out_solved=2,
+            reset_optimizer=True,
+        ),
     ),
     prompts_per_step=2,
     group_size=2,
@@ -67,9 +76,13 @@ def test_the_undisturbed_run_has_all_that_is_to_be_killed(undisturbed: Path) -> 
     found = facts(undisturbed)
     rows = found["rows"]
     assert [row["stage"] for row in rows] == [0, 0, 1, 1]
-    assert any(row["select/refilled"] for row in rows) and any(row["select/mastered"] for row in rows)
+    assert any(row["select/refilled"] for row in rows) and any(
+        row["select/mastered"] for row in rows
+    )
     assert [row["eval/correct"] is not None for row in rows] == [False, True, False, True]
-    assert any("/pool-1/" in thread for thread in found["tokens"]) and (undisturbed / "best").is_dir()
+    assert (
+        any("/pool-1/" in thread for thread in found["tokens"]) and (undisturbed / "best").is_dir()
+    )
     assert Verdict.GROUP_REJECTED in found["verdicts"].values()
 
 
@@ -77,7 +90,11 @@ def test_the_page_of_metrics_lists_what_a_row_has(undisturbed: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = read_metrics(undisturbed / "metrics.jsonl")
     assert all(row.keys() == rows[0].keys() for row in rows)
-    tables = [line.split("|")[1] for line in page.split("## Speed")[0].splitlines() if line.startswith("| `")]
+    tables = [
+        line.split("|")[1]
+        for line in page.split("## Speed")[0].splitlines()
+        if line.startswith("| `")
+    ]
     listed = {name for cell in tables for name in re.findall(r"`([^`]+)`", cell)}
     times = {f"{phase}_{kind}" for phase in PHASES for kind in ("seconds", "cpu_seconds")}
     assert listed | times | {"roles"} == rows[0].keys()
@@ -90,7 +107,9 @@ def test_the_page_of_metrics_lists_what_a_row_has(undisturbed: Path) -> None:
     "seed",
     [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY))],
 )
-def test_a_run_that_is_killed_anywhere_comes_to_the_same(seed: int, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_anywhere_comes_to_the_same(
+    seed: int, undisturbed: Path, tmp_path: Path
+) -> None:
     rng, folder = random.Random(seed), tmp_path / "run"
     rollouts = len(facts(undisturbed)["tokens"])
     event = ("rollout", "rollout", "step", "sync")[seed % 4]

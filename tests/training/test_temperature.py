@@ -1,4 +1,6 @@
-"""What was sampled at a temperature is trained at it, and what was not sampled from the policy has no gradient."""
+"""What was sampled at a temperature is trained at it, and what was not sampled from the policy has
+no gradient.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from hrm_agent.training.select.verdicts import judge
 from hrm_agent.training.update.batch import build_batches, kept_rows, left_out, micro_batches
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
-from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Sampling, Trajectory, Verdict
+from hrm_agent.trajectory import (
+    Call,
+    DropReason,
+    LogprobKind,
+    Overlay,
+    Sampling,
+    Trajectory,
+    Verdict,
+)
 from tests.support.training.builders import call, tiny_model, trajectory
 
 TEMPERATURES = (0.5, 1.0, 2.0)
@@ -67,11 +77,15 @@ def kept(advantage: float, index: int = 0) -> Overlay:
     )
 
 
-def gradient(calls: Sequence[Call], advantage: float, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def gradient(
+    calls: Sequence[Call], advantage: float, **options: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Of one whole update: with plain descent at rate 1 the weights move by the gradient."""
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    batches = build_batches([trajectory(calls=tuple(calls))], [kept(advantage)], token_budget=10_000)
+    batches = build_batches(
+        [trajectory(calls=tuple(calls))], [kept(advantage)], token_budget=10_000
+    )
     descent = torch.optim.SGD(model.parameters(), lr=1.0)
     loss, optim = LossOptions(**options), OptimOptions(max_grad_norm=1e9)
     metrics = policy_update(model, descent, batches, loss=loss, optim=optim)
@@ -79,7 +93,9 @@ def gradient(calls: Sequence[Call], advantage: float, **options: Any) -> tuple[d
 
 
 def by_hand(calls: Sequence[Call], advantage: float) -> dict[str, torch.Tensor]:
-    """The same in double precision, written down token by token: at ratio 1 it is that of -A log p / N."""
+    """The same in double precision, written down token by token: at ratio 1 it is that of -A log p
+    / N.
+    """
     model = tiny_model().double()
     tokens = [token for each in calls for token in each.token_ids]
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
@@ -96,7 +112,9 @@ def by_hand(calls: Sequence[Call], advantage: float) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("temperatures", [*((t, t) for t in TEMPERATURES), TEMPERATURES], ids=str)
-def test_the_gradient_is_that_of_the_distribution_that_was_sampled(temperatures: tuple[float, ...]) -> None:
+def test_the_gradient_is_that_of_the_distribution_that_was_sampled(
+    temperatures: tuple[float, ...],
+) -> None:
     calls = sampled(temperatures)
     ours, metrics = gradient(calls, 0.7)
     assert metrics["trained_tokens"] == sum(each.sampled_tokens for each in calls)
@@ -106,7 +124,9 @@ def test_the_gradient_is_that_of_the_distribution_that_was_sampled(temperatures:
     if set(temperatures) != {1.0}:
         untempered = [each.model_copy(update={"sampling": Sampling()}) for each in calls]
         other, _ = gradient(untempered, 0.7)
-        assert max(float((ours[n] - other[n]).abs().max()) for n in ours) > 1e-3, "the case must tell them apart"
+        assert max(float((ours[n] - other[n]).abs().max()) for n in ours) > 1e-3, (
+            "the case must tell them apart"
+        )
 
 
 def test_recorded_log_probs_are_compared_with_their_like() -> None:
@@ -127,7 +147,9 @@ def raw_of(calls: Sequence[Call], index: int) -> tuple[float, ...]:
         logprobs = tiny_model()(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
     start = sum(len(each.token_ids) for each in calls[:index])
     placed = enumerate(zip(calls[index].token_ids, calls[index].mask, strict=True), start)
-    return tuple(float(logprobs[i - 1, token]) if trained else 0.0 for i, (token, trained) in placed)
+    return tuple(
+        float(logprobs[i - 1, token]) if trained else 0.0 for i, (token, trained) in placed
+    )
 
 
 def test_off_policy_a_ratio_takes_log_probs_of_what_was_sampled_and_no_others() -> None:
@@ -135,9 +157,15 @@ def test_off_policy_a_ratio_takes_log_probs_of_what_was_sampled_and_no_others() 
     _, metrics = gradient(calls, 1.0, old_logprobs="engine")
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     raw = [each.model_copy(update={"logprob_kind": LogprobKind.RAW}) for each in calls]
-    with pytest.raises(ModelError, match=r"sampled at temperature 0\.5 have raw log-probs.*processed_logprobs"):
+    with pytest.raises(
+        ModelError, match=r"sampled at temperature 0\.5 have raw log-probs.*processed_logprobs"
+    ):
         gradient(raw, 1.0, old_logprobs="engine")
-    assert gradient([raw[1].model_copy(update={"parent": None, "branch_reason": "root"})], 1.0, old_logprobs="engine")
+    assert gradient(
+        [raw[1].model_copy(update={"parent": None, "branch_reason": "root"})],
+        1.0,
+        old_logprobs="engine",
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +184,9 @@ def test_calls_that_are_no_sample_of_the_policy_are_counted_and_have_no_gradient
     assert not row.loss_mask[len(free.token_ids) :][: len(cut.token_ids)].any()
     counted = left_out([mixed], [kept(1.0)])
     assert {key: count for key, count in counted.items() if count} == {name: 1.0}
-    masked = cut.model_copy(update={"mask": (False,) * len(cut.mask), "logprobs": (0.0,) * len(cut.mask)})
+    masked = cut.model_copy(
+        update={"mask": (False,) * len(cut.mask), "logprobs": (0.0,) * len(cut.mask)}
+    )
     ours, expected = gradient((free, cut, last), 1.0)[0], by_hand((free, masked, last), 1.0)
     for parameter, gradients in expected.items():
         torch.testing.assert_close(ours[parameter].double(), gradients, atol=2e-6, rtol=1e-4)
@@ -168,7 +198,9 @@ def test_a_group_of_which_nothing_was_sampled_is_rejected_and_says_why() -> None
     for rewards in ((1.0, 0.0), (1.0, 1.0)):
         group = [trajectory(i, reward, calls=(greedy,)) for i, reward in enumerate(rewards)]
         overlays = judge([(each,) for each in group], 0, "r", config)
-        assert {(o.verdict, o.drop_reason) for o in overlays} == {(Verdict.GROUP_REJECTED, DropReason.NO_GRADIENT)}
+        assert {(o.verdict, o.drop_reason) for o in overlays} == {
+            (Verdict.GROUP_REJECTED, DropReason.NO_GRADIENT)
+        }
         assert "2 greedy calls" in overlays[0].reason
         assert left_out(group, overlays)["select/greedy_calls"] == 2
         assert micro_batches(kept_rows(group, overlays), token_budget=100) == []
@@ -181,19 +213,28 @@ def test_a_group_of_which_nothing_was_sampled_is_rejected_and_says_why() -> None
 def test_a_run_whose_roles_have_temperatures_of_their_own(tmp_path: Path) -> None:
     temperatures = {"planner": 0.0, "solver": 1.4, "critic": 0.7}
     config = GrpoConfig.of(
-        graph="reasoning", steps=1, prompts_per_step=1, group_size=2, seed=1, context={"temperatures": temperatures}
+        graph="reasoning",
+        steps=1,
+        prompts_per_step=1,
+        group_size=2,
+        seed=1,
+        context={"temperatures": temperatures},
     )
     asyncio.run(train(config, tmp_path / "run"))
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     with open_store(tmp_path / "run" / "store.db") as store:
         trajectories = list(store.journal.trajectories())
-        kept_ids = {o.trajectory_id for o in store.journal.overlays("run") if o.verdict is Verdict.KEPT}
+        kept_ids = {
+            o.trajectory_id for o in store.journal.overlays("run") if o.verdict is Verdict.KEPT
+        }
     calls = [each for t in trajectories if t.id in kept_ids for each in t.calls]
     greedy = [each for each in calls if each.sampling.temperature == 0]
     assert row["stepped"] == 1 and row["engine_difference"] < 1e-5
     assert row["select/greedy_calls"] == len(greedy) > 0
     assert row["trained_tokens"] == sum(each.sampled_tokens for each in calls if each not in greedy)
-    assert {each.logprob_kind for each in calls if each.sampling.temperature in (0.7, 1.4)} == {LogprobKind.TEMPERED}
+    assert {each.logprob_kind for each in calls if each.sampling.temperature in (0.7, 1.4)} == {
+        LogprobKind.TEMPERED
+    }
     assert all("temperature 0" in str(each.untrainable) for each in greedy)
 
 

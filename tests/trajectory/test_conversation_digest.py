@@ -15,7 +15,13 @@ SIZE = 400_000
 
 def a_hash(number: int) -> str:
     calls = [{"name": "python", "args": {"code": f"{number}" * 10}, "id": f"c{number}"}]
-    return context_hash([HumanMessage(f"{number} " + "x" * SIZE), AIMessage("", tool_calls=calls), HumanMessage("so")])
+    return context_hash(
+        [
+            HumanMessage(f"{number} " + "x" * SIZE),
+            AIMessage("", tool_calls=calls),
+            HumanMessage("so"),
+        ]
+    )
 
 
 def test_what_is_kept_of_long_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

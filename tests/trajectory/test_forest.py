@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.trajectory import BranchReason, Call
-from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths, training_roots
+from hrm_agent.trajectory.forest import (
+    conversations,
+    path_mask,
+    path_to,
+    path_tokens,
+    paths,
+    training_roots,
+)
 from tests.support.training.builders import call, trajectory
 
 
@@ -13,10 +20,17 @@ from tests.support.training.builders import call, trajectory
 def forests(draw: st.DrawFn) -> list[Call]:
     """Calls in any order, each a root or the child of an earlier one."""
     parents = [
-        draw(st.one_of(st.none(), st.integers(0, i - 1))) if i else None for i in range(draw(st.integers(1, 12)))
+        draw(st.one_of(st.none(), st.integers(0, i - 1))) if i else None
+        for i in range(draw(st.integers(1, 12)))
     ]
     calls = [
-        call(str(i), parent=None if p is None else str(p), token_ids=(i,), mask=(True,), logprobs=(0.0,))
+        call(
+            str(i),
+            parent=None if p is None else str(p),
+            token_ids=(i,),
+            mask=(True,),
+            logprobs=(0.0,),
+        )
         for i, p in enumerate(parents)
     ]
     return draw(st.permutations(calls))
@@ -35,7 +49,12 @@ def test_the_docstrings_forest():
         call("b1"),
         call("b2", branch_reason=BranchReason.TEMPLATE, branch_of="b1"),
     ]
-    assert [names(p) for p in paths(calls)] == [["a1", "a2", "a3"], ["a1", "a2", "a3x"], ["b1"], ["b2"]]
+    assert [names(p) for p in paths(calls)] == [
+        ["a1", "a2", "a3"],
+        ["a1", "a2", "a3x"],
+        ["b1"],
+        ["b2"],
+    ]
     assert [names(c) for c in conversations(calls)] == [["a1", "a2", "a3", "a3x"], ["b1", "b2"]]
     assert names(path_to(calls, "a2")) == ["a1", "a2"]
 
@@ -58,7 +77,9 @@ def test_paths_cover_every_call_and_end_at_leaves(calls):
     found = paths(calls)
     assert {c.id for path in found for c in path} == {c.id for c in calls}
     parents = {c.parent for c in calls}
-    assert sorted(path[-1].id for path in found) == sorted(c.id for c in calls if c.id not in parents)
+    assert sorted(path[-1].id for path in found) == sorted(
+        c.id for c in calls if c.id not in parents
+    )
     for path in found:
         assert path[0].parent is None
         assert [c.parent for c in path[1:]] == [c.id for c in path[:-1]]

@@ -20,5 +20,7 @@ from hrm_agent.trajectory import step_in_name
         ("other/step-7/3/0", "run", None),
     ],
 )
-def test_the_step_is_read_from_a_name_of_the_run_alone(name: str, run: str, step: int | None) -> None:
+def test_the_step_is_read_from_a_name_of_the_run_alone(
+    name: str, run: str, step: int | None
+) -> None:
     assert step_in_name(name, run) == step

@@ -26,11 +26,14 @@ def test_an_exported_line_conforms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"surprise": 1}, {"status": "finished"}, {"calls": [{"id": "x"}]}, {"started_at": None}]
+    "broken",
+    [{"surprise": 1}, {"status": "finished"}, {"calls": [{"id": "x"}]}, {"started_at": None}],
 )
 def test_what_does_not_conform_is_told(broken: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**make_trajectory().model_dump(mode="json"), **broken}, trajectory_schema())
+        jsonschema.validate(
+            {**make_trajectory().model_dump(mode="json"), **broken}, trajectory_schema()
+        )
 
 
 def test_every_field_and_every_value_is_on_the_page() -> None:

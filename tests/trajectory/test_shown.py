@@ -9,7 +9,11 @@ import pytest
 from hrm_agent.trajectory.words import answer_thoughts, parts_of, thoughts_of
 from tests.support.trajectory.samples import make_call, make_trajectory
 
-SUMMARY = {"id": "rs", "type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}, {"text": "b"}]}
+SUMMARY = {
+    "id": "rs",
+    "type": "reasoning",
+    "summary": [{"type": "summary_text", "text": "a"}, {"text": "b"}],
+}
 
 
 @pytest.mark.parametrize(
@@ -22,13 +26,53 @@ SUMMARY = {"id": "rs", "type": "reasoning", "summary": [{"type": "summary_text",
         ({"content": "x", "additional_kwargs": {"reasoning": SUMMARY}}, "a\n\nb"),
         ({"content": "x", "additional_kwargs": {"reasoning_content": ""}}, None),
         ({"content": "x", "additional_kwargs": {"reasoning_content": "", "reasoning": "a"}}, "a"),
-        ({"content": [{"type": "thinking", "thinking": "a"}], "additional_kwargs": {"reasoning_content": ""}}, "a"),
-        ({"content": [{"type": "thinking", "thinking": "a", "signature": "s"}, {"type": "text", "text": "x"}]}, "a"),
-        ({"content": [{"type": "reasoning", "reasoning": "a"}, {"type": "reasoning", "reasoning": "b"}]}, "a\n\nb"),
+        (
+            {
+                "content": [{"type": "thinking", "thinking": "a"}],
+                "additional_kwargs": {"reasoning_content": ""},
+            },
+            "a",
+        ),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": "a", "signature": "s"},
+                    {"type": "text", "text": "x"},
+                ]
+            },
+            "a",
+        ),
+        (
+            {
+                "content": [
+                    {"type": "reasoning", "reasoning": "a"},
+                    {"type": "reasoning", "reasoning": "b"},
+                ]
+            },
+            "a\n\nb",
+        ),
         ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}]}, "a"),
-        ({"content": [{"type": "reasoning_content", "reasoning_content": {"text": "a", "signature": "s"}}]}, "a"),
+        (
+            {
+                "content": [
+                    {
+                        "type": "reasoning_content",
+                        "reasoning_content": {"text": "a", "signature": "s"},
+                    }
+                ]
+            },
+            "a",
+        ),
         ({"content": [SUMMARY, "x"]}, "a\n\nb"),
-        ({"content": [{"type": "redacted_thinking", "data": "e"}, {"type": "text", "reasoning": "a"}]}, None),
+        (
+            {
+                "content": [
+                    {"type": "redacted_thinking", "data": "e"},
+                    {"type": "text", "reasoning": "a"},
+                ]
+            },
+            None,
+        ),
         ({"content": 3, "additional_kwargs": []}, None),
     ],
 )
@@ -50,7 +94,11 @@ def test_thoughts_in_the_text_are_taken_apart_for_people() -> None:
 
 def test_the_answer_has_the_thoughts_of_the_call_that_gave_it() -> None:
     def said(task: str, text: str, thought: str) -> Any:
-        response = {"type": "ai", "content": text, "additional_kwargs": {"reasoning_content": thought}}
+        response = {
+            "type": "ai",
+            "content": text,
+            "additional_kwargs": {"reasoning_content": thought},
+        }
         return make_call(task, response=response)
 
     calls = said("a", "4", "first"), said("b", " 4\n", "second"), said("c", "5", "third")

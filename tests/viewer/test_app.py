@@ -1,4 +1,6 @@
-"""The server of the page: who may ask what, what every answer tells a browser, and what is bounded."""
+"""The server of the page: who may ask what, what every answer tells a browser,
+and what is bounded.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Forks:
 
 
 @asynccontextmanager
-async def served(folder: Path, places: Places | None = None, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, places: Places | None = None, **options: Any
+) -> AsyncIterator[Served]:
     with open_store(folder / "store.db") as store:
         store.journal.write_trajectory(make_trajectory())
     places = places or Places([str(folder / "store.db")])
@@ -91,7 +95,11 @@ async def raw(served: Served, request: str) -> str:
 
 
 async def test_the_files_of_the_page_are_served_to_anybody(tmp_path: Path) -> None:
-    files = {f"/{path.relative_to(WEB)}": path for path in WEB.rglob("*") if path.suffix in (".js", ".css", ".html")}
+    files = {
+        f"/{path.relative_to(WEB)}": path
+        for path in WEB.rglob("*")
+        if path.suffix in (".js", ".css", ".html")
+    }
     assert files
     async with served(tmp_path) as page:
         for path, file in files.items():
@@ -103,8 +111,24 @@ async def test_the_files_of_the_page_are_served_to_anybody(tmp_path: Path) -> No
 
 
 PATHS = (
-    *("/app.py", "/../app.py", "/%2e%2e/app.py", "/core/..%2f..%2fapp.py", "/core/../../app.py", "/..\\app.py"),
-    *("//etc/passwd", "/etc/passwd", "/%00", "/index.html%00.js", "/index.html/", "/core", "/core/", "/INDEX.HTML"),
+    *(
+        "/app.py",
+        "/../app.py",
+        "/%2e%2e/app.py",
+        "/core/..%2f..%2fapp.py",
+        "/core/../../app.py",
+        "/..\\app.py",
+    ),
+    *(
+        "//etc/passwd",
+        "/etc/passwd",
+        "/%00",
+        "/index.html%00.js",
+        "/index.html/",
+        "/core",
+        "/core/",
+        "/INDEX.HTML",
+    ),
     *("/vendor/vendor.json", "/%ff", "/\xff", "/.", "/..", "/%252e%252e/app.py"),
 )
 
@@ -112,7 +136,9 @@ PATHS = (
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_other_file_is(path: str, tmp_path: Path) -> None:
     async with served(tmp_path) as page:
-        answer = await raw(page, f"GET {path} HTTP/1.1\nHost: 127.0.0.1:PORT\nConnection: close\n\n")
+        answer = await raw(
+            page, f"GET {path} HTTP/1.1\nHost: 127.0.0.1:PORT\nConnection: close\n\n"
+        )
         assert answer.split()[1] in ("400", "404")
         assert "import " not in answer and "root:" not in answer
 
@@ -134,13 +160,21 @@ async def test_no_other_file_is(path: str, tmp_path: Path) -> None:
         ({FORK_HEADER: TOKEN}, 401),
     ],
 )
-async def test_data_is_for_who_shows_the_token(headers: dict[str, str], expected: int, tmp_path: Path) -> None:
+async def test_data_is_for_who_shows_the_token(
+    headers: dict[str, str], expected: int, tmp_path: Path
+) -> None:
     async with served(tmp_path) as page:
         for path in ("/api/v1/about", "/api/v1/runs", "/api/v1/jobs"):
             assert await status(page, path, **headers) == expected
             assert await status(page, path, "HEAD", **headers) == expected
         if expected != 200:
-            for path in ("/api/v1/events", f"/api/v1/about?token={TOKEN}", "/api/v1/nothing", "/api/", "/api"):
+            for path in (
+                "/api/v1/events",
+                f"/api/v1/about?token={TOKEN}",
+                "/api/v1/nothing",
+                "/api/",
+                "/api",
+            ):
                 assert await status(page, path, **headers) in (401, 404)
 
 
@@ -155,21 +189,44 @@ async def test_no_cookie_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        *("evil.example:PORT", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:PORT.evil.example", "localhost.:PORT"),
-        *("127.0.0.1:PORT@evil.example", "[::1", "[::1]", "", "0.0.0.0:PORT", "127.1:PORT", "127.0.0.1:PORT,evil"),
+        *(
+            "evil.example:PORT",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "127.0.0.1:PORT.evil.example",
+            "localhost.:PORT",
+        ),
+        *(
+            "127.0.0.1:PORT@evil.example",
+            "[::1",
+            "[::1]",
+            "",
+            "0.0.0.0:PORT",
+            "127.1:PORT",
+            "127.0.0.1:PORT,evil",
+        ),
     ],
 )
-@pytest.mark.parametrize("path", ["/", "/index.html", "/api/v1/about", "/api/v1/events", "/nothing"])
-async def test_a_name_that_was_rebound_to_this_machine_is_refused(host: str, path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", ["/", "/index.html", "/api/v1/about", "/api/v1/events", "/nothing"]
+)
+async def test_a_name_that_was_rebound_to_this_machine_is_refused(
+    host: str, path: str, tmp_path: Path
+) -> None:
     async with served(tmp_path) as page:
-        asked = f"GET {path} HTTP/1.1\nHost: {host}\nAuthorization: Bearer {TOKEN}\nConnection: close\n\n"
+        asked = (
+            f"GET {path} HTTP/1.1\nHost: {host}\nAuthorization: Bearer {TOKEN}\nConnection:"
+            " close\n\n"
+        )
         assert (await raw(page, asked)).split()[1] in ("400", "403")
 
 
 async def test_our_own_names_are_answered(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
         for host in ("127.0.0.1:PORT", "localhost:PORT", "LOCALHOST:PORT", "[::1]:PORT"):
-            assert (await raw(page, f"GET / HTTP/1.1\nHost: {host}\nConnection: close\n\n")).split()[1] == "200"
+            assert (
+                await raw(page, f"GET / HTTP/1.1\nHost: {host}\nConnection: close\n\n")
+            ).split()[1] == "200"
 
 
 @pytest.mark.parametrize(
@@ -187,10 +244,19 @@ async def test_our_own_names_are_answered(tmp_path: Path) -> None:
         ({"Sec-Fetch-Site": "none"}, 200),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
+        (
+            {
+                "Sec-Fetch-Site": "cross-site",
+                "Sec-Fetch-Mode": "navigate",
+                "Sec-Fetch-Dest": "document",
+            },
+            403,
+        ),
     ],
 )
-async def test_another_site_s_page_is_refused(headers: dict[str, str], expected: int, tmp_path: Path) -> None:
+async def test_another_site_s_page_is_refused(
+    headers: dict[str, str], expected: int, tmp_path: Path
+) -> None:
     async with served(tmp_path) as page:
         sent = {name: value.replace("PORT", str(page.port)) for name, value in headers.items()}
         assert await status(page, "/api/v1/about", **BEARER, **sent) == expected
@@ -198,7 +264,11 @@ async def test_another_site_s_page_is_refused(headers: dict[str, str], expected:
 
 
 async def test_a_link_of_another_site_leads_to_the_first_page_alone(tmp_path: Path) -> None:
-    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
     async with served(tmp_path) as page:
         assert await status(page, "/", **link) == 200
         assert await status(page, "/", **link | {"Sec-Fetch-Dest": "iframe"}) == 403
@@ -220,7 +290,9 @@ async def test_a_link_of_another_site_leads_to_the_first_page_alone(tmp_path: Pa
 )
 async def test_a_header_that_can_be_read_in_two_ways_is_refused(head: str, tmp_path: Path) -> None:
     async with served(tmp_path) as page:
-        answer = await raw(page, f"GET /api/v1/about HTTP/1.1\n{head}\nAuthorization: Bearer {TOKEN}\n\n")
+        answer = await raw(
+            page, f"GET /api/v1/about HTTP/1.1\n{head}\nAuthorization: Bearer {TOKEN}\n\n"
+        )
         assert answer.split()[1] in ("400", "403") and answer.count("HTTP/1.") == 1
 
 
@@ -249,20 +321,30 @@ async def test_a_fork_wants_origin_and_both_tokens(tmp_path: Path) -> None:
 
         async def post(headers: dict[str, str], action: str = "fork", **options: Any) -> int:
             options = options or {"json": body}
-            async with page.ask.post(f"{page.url}/api/v1/{action}", headers=headers, **options) as answer:
+            async with page.ask.post(
+                f"{page.url}/api/v1/{action}", headers=headers, **options
+            ) as answer:
                 await answer.read()
                 return answer.status
 
-        for name, wrong in (("Origin", "http://evil.example"), (FORK_HEADER, TOKEN), ("Authorization", "Bearer x")):
+        for name, wrong in (
+            ("Origin", "http://evil.example"),
+            (FORK_HEADER, TOKEN),
+            ("Authorization", "Bearer x"),
+        ):
             for headers in ({k: v for k, v in whole.items() if k != name}, whole | {name: wrong}):
                 assert await post(headers) in (401, 403)
         assert await post(whole, "fork?x=1") == 400
-        assert await post(whole, data="place=store.db") == 415, "what a form of another site could send"
+        assert await post(whole, data="place=store.db") == 415, (
+            "what a form of another site could send"
+        )
         assert await post(whole, json=["store.db"]) == 400
         assert await post(whole, json={"place": "nothing"}) == 404
         assert await post(whole, data=b"x" * (2 << 20)) in (413, 415)
         assert forks.asked == []
-        assert [await post(whole, action) for action in ("fork/plan", "fork", "replay")] == [200] * 3
+        assert [await post(whole, action) for action in ("fork/plan", "fork", "replay")] == [
+            200
+        ] * 3
         assert forks.asked == [("plan", "store.db", body)] * 3
         assert await status(page, "/api/v1/fork", "GET", **whole) == 404
         assert await status(page, "/api/v1/jobs", **whole) == 200
@@ -294,7 +376,11 @@ async def test_what_is_wrong_with_a_question_is_told(tmp_path: Path) -> None:
             assert (code, set(answer["error"])) == (expected, {"message", "hint"})
             assert said in answer["error"]["message"]
         code, answer = await told(page, "about")
-        assert code == 200 and (answer["fork"], answer["static"], answer["environment"]) == (False, False, False)
+        assert code == 200 and (answer["fork"], answer["static"], answer["environment"]) == (
+            False,
+            False,
+            False,
+        )
         assert answer["places"] == [{"id": "store.db", "where": str(page.store), "problem": None}]
 
 
@@ -332,7 +418,9 @@ async def test_long_answers_are_packed_and_very_long_ones_refused(
         assert code == 500 and "limit=N" in error["error"]["hint"]
 
 
-async def test_requests_beyond_those_that_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_those_that_may_wait_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(answer_threads, "MAX_WAITING", 2)
     threads, go = AnswerThreads(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -376,14 +464,18 @@ async def until_told_of(stream: aiohttp.StreamReader, place: str) -> None:
         pass
 
 
-async def test_a_change_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "SECONDS_BETWEEN_LOOKS", 0.05)
     async with served(tmp_path, Places([str(tmp_path)])) as page:
         answer = await page.ask.get(f"{page.url}/api/v1/events", headers=BEARER)
         assert answer.content_type == "text/event-stream"
         await next_line(answer.content, b": listening")
         with open_store(page.store) as store:
-            store.journal.write_trajectory(make_trajectory().model_copy(update={"id": "u", "thread_id": "u"}))
+            store.journal.write_trajectory(
+                make_trajectory().model_copy(update={"id": "u", "thread_id": "u"})
+            )
         await until_told_of(answer.content, "store.db")
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "metrics.jsonl").touch()
@@ -393,7 +485,9 @@ async def test_a_change_is_told_with_its_place(tmp_path: Path, monkeypatch: pyte
             await session.get(page.url)
 
 
-async def test_more_listeners_than_there_may_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_listeners_than_there_may_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "MAX_LISTENERS", 2)
     async with served(tmp_path) as page:
         url = f"{page.url}/api/v1/events"
@@ -413,12 +507,17 @@ class Busy(Places):
         return [f"{number:07}" * 100 for number in range(5_000)]
 
 
-async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_that_does_not_read_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "SECONDS_BETWEEN_LOOKS", 0.05)
     monkeypatch.setattr(events, "SECONDS_TO_TAKE", 0.2)
     async with served(tmp_path, Busy([str(tmp_path / "store.db")])) as page:
         reader, writer = await asyncio.open_connection("127.0.0.1", page.port, limit=1000)
-        head = f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        head = (
+            f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer"
+            f" {TOKEN}\r\n\r\n"
+        )
         writer.write(head.encode())
         await reader.readuntil(b"listening")
         assert page.viewer.events.listeners == 1

@@ -1,4 +1,6 @@
-"""Threads with checkpoints alone: listed a page at a time, and looked at checkpoint by checkpoint."""
+"""Threads with checkpoints alone: listed a page at a time,
+and looked at checkpoint by checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,22 @@ def record(where: str, names: list[str]) -> None:
     """A program of one's own, with the store's checkpointer; and a trajectory beside it."""
     with open_store(where) as store:
         builder = StateGraph(MessagesState)
-        builder.add_node("answer", lambda state: {"messages": [AIMessage(f"{len(state['messages'])} said")]})
+        builder.add_node(
+            "answer", lambda state: {"messages": [AIMessage(f"{len(state['messages'])} said")]}
+        )
         graph: Any = builder.add_edge(START, "answer").compile(checkpointer=store.checkpointer)
         for name in names:
-            graph.invoke({"messages": [HumanMessage(f"hello of {name}")]}, {"configurable": {"thread_id": name}})
+            graph.invoke(
+                {"messages": [HumanMessage(f"hello of {name}")]},
+                {"configurable": {"thread_id": name}},
+            )
         store.journal.write_trajectory(make_trajectory())
 
 
 @pytest.mark.parametrize("body", ["sqlite", "postgresql"])
-def test_they_are_listed_newest_first_page_by_page(body: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_they_are_listed_newest_first_page_by_page(
+    body: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     url = f"{tmp_path}/store.db" if body == "sqlite" else request.getfixturevalue("fresh_database")
     names = ["a thread", "b", "ü/1", "d"]
     record(url, names)
@@ -45,7 +54,10 @@ def test_they_are_listed_newest_first_page_by_page(body: str, tmp_path: Path, re
         found += [row["thread"] for row in page["threads"]]
         after = page["next"]
     assert found == names[::-1]
-    assert bare_threads(place, after, limit=2)["threads"] == [] and bare_threads(place, after, limit=2)["next"] is None
+    assert (
+        bare_threads(place, after, limit=2)["threads"] == []
+        and bare_threads(place, after, limit=2)["next"] is None
+    )
     with pytest.raises(ConfigError, match="no end of a page"):
         bare_threads(place, "x")
     assert ENDPOINTS["runs"].function([place])["bare_threads"] == [{"place": "p", "threads": 4}]
@@ -55,7 +67,9 @@ def test_they_are_listed_newest_first_page_by_page(body: str, tmp_path: Path, re
 def test_forged_times_hide_nothing_and_a_copy_says_that_they_are_left_out(tmp_path: Path) -> None:
     record(str(tmp_path / "store.db"), ["a", "b", "c"])
     with sqlite3.connect(tmp_path / "store.db") as forged:
-        forged.execute("UPDATE threads SET updated_at = 'never', created_at = x'00ff' WHERE id = 'b'")
+        forged.execute(
+            "UPDATE threads SET updated_at = 'never', created_at = x'00ff' WHERE id = 'b'"
+        )
         forged.execute("UPDATE threads SET updated_at = 9e999 WHERE id = 'c'")
     place = Place("p", str(tmp_path / "store.db"), None)
     found, after = list[str](), ""
@@ -91,12 +105,16 @@ def test_ids_of_other_types_are_read_to_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_one_is_found_from_the_first_page_and_read_checkpoint_by_checkpoint(tmp_path: Path, browsing: Browsing) -> None:
+def test_one_is_found_from_the_first_page_and_read_checkpoint_by_checkpoint(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     record(str(tmp_path / "store.db"), ["first", "\u202esecond <b>"])
     site = browsing.serve(tmp_path / "store.db")
     page = site.open("runs")
     page.get_by_role("link", name="2 threads without a trajectory").click()
-    expect(page.get_by_role("table", name="Threads without a trajectory").get_by_role("link")).to_have_count(2)
+    expect(
+        page.get_by_role("table", name="Threads without a trajectory").get_by_role("link")
+    ).to_have_count(2)
     browsing.check(page, "threads")
     page.get_by_role("link", name="first").click()
     expect(page.get_by_text("1 said")).to_be_visible()

@@ -1,7 +1,8 @@
-"""The pages of single runs in a real browser: trajectories, tokens and forks of a trained run, research, hostile texts.
+"""The pages of single runs in a real browser: trajectories, tokens and forks of a trained run,
+research, hostile texts.
 
-Each walk fails on an error or a warning of the console, on a request to another machine, and on a serious fault of
-accessibility (`tests.support.browser`).
+Each walk fails on an error or a warning of the console, on a request to another machine, and on a
+serious fault of accessibility (`tests.support.browser`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from tests.support.browser import Browsing
 from tests.support.graphs.research_scripts import AGENT, Researcher, Talk
 from tests.support.graphs.small_wiki import SmallWiki
-from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
+from tests.support.trajectory.samples import (
+    THREAD,
+    identity,
+    make_call,
+    make_tool_call,
+    make_trajectory,
+)
 
 pytestmark = pytest.mark.whole
 
@@ -41,7 +48,11 @@ def rollout_with_a_tool(folder: Path) -> str:
     with open_store(folder / "store.db") as store:
         for header in store.journal.headers("status = ?", ("completed",)):
             found = store.journal.with_calls(header)
-            if found.tool_calls and len(found.calls) > 1 and header.group_id.startswith(f"{header.run_id}/step-"):
+            if (
+                found.tool_calls
+                and len(found.calls) > 1
+                and header.group_id.startswith(f"{header.run_id}/step-")
+            ):
                 return found.id
     raise AssertionError("no rollout called a tool")
 
@@ -91,13 +102,18 @@ def test_a_link_in_another_tab_and_the_address_of_a_checkpoint_show_what_they_na
     page.get_by_role("slider", name="Checkpoint").fill("1")
     expect(page).to_have_url(re.compile("moment="))
     with page.context.expect_page() as opened:
-        page.get_by_role("navigation", name="Where this is").get_by_role("link").nth(1).click(modifiers=["Control"])
-    expect(opened.value.get_by_role("slider", name="Accuracy")).to_be_visible()  # it got the token of the first tab
+        page.get_by_role("navigation", name="Where this is").get_by_role("link").nth(1).click(
+            modifiers=["Control"]
+        )
+    # it got the token of the first tab
+    expect(opened.value.get_by_role("slider", name="Accuracy")).to_be_visible()
     opened.value.goto(page.url)
     assert opened.value.locator(".as-of").inner_text() == "As of checkpoint 2"  # at once
 
 
-def test_the_address_of_curves_of_a_run_without_steps_leads_to_its_groups(tmp_path: Path, browsing: Browsing) -> None:
+def test_the_address_of_curves_of_a_run_without_steps_leads_to_its_groups(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     (tmp_path / "config.toml").write_text('command = "collect"\n')
     with open_store(tmp_path / "store.db") as store:
         store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), run_id="collected"))
@@ -105,13 +121,17 @@ def test_the_address_of_curves_of_a_run_without_steps_leads_to_its_groups(tmp_pa
     page.get_by_role("link", name="collected").click()
     page.get_by_role("link", name="Trajectories").click()
     page.locator(".row a").first.click()
-    page.get_by_role("navigation", name="Where this is").get_by_role("link", name="collected").click()
+    page.get_by_role("navigation", name="Where this is").get_by_role(
+        "link", name="collected"
+    ).click()
     expect(page.get_by_role("link", name="Groups")).to_have_attribute("aria-current", "page")
     page.go_back()
     expect(page.get_by_text("No steps were recorded.")).to_be_visible()
 
 
-def test_tokens_are_shaded_moved_over_and_copied_as_they_were_seen(trained_run: Path, browsing: Browsing) -> None:
+def test_tokens_are_shaded_moved_over_and_copied_as_they_were_seen(
+    trained_run: Path, browsing: Browsing
+) -> None:
     id_ = rollout_with_a_tool(trained_run)
     with open_store(trained_run / "store.db") as store:
         call = store.journal.trajectory(id_).calls[-1]
@@ -201,7 +221,9 @@ def research_store(tmp_path: Path, environment: LocalEnvironment) -> tuple[Path,
         wiki.close()
 
 
-def test_a_citation_opens_its_exact_span(research_store: tuple[Path, str], browsing: Browsing) -> None:
+def test_a_citation_opens_its_exact_span(
+    research_store: tuple[Path, str], browsing: Browsing
+) -> None:
     path, id_ = research_store
     site = browsing.serve(path)
     page = site.open("trajectory", place=site.place, id=id_)
@@ -225,33 +247,63 @@ class Cited(TypedDict):
 
 FORGED: Cited = {
     "citations": [
-        {"source": "S1", "start": 0, "end": 9, "quote": HOSTILE, "url": "javascript:window.broken_in = 1"},
+        {
+            "source": "S1",
+            "start": 0,
+            "end": 9,
+            "quote": HOSTILE,
+            "url": "javascript:window.broken_in = 1",
+        },
         {"source": "S1", "start": -5, "end": 2**62, "quote": "long", "url": "data:text/html,x"},
         {"source": HOSTILE, "start": "0", "end": None, "quote": 7, "url": {}},
     ],
-    "sources": {"S1": {"title": HOSTILE, "url": "javascript:window.broken_in = 1", "file": "", "text": HOSTILE}},
+    "sources": {
+        "S1": {
+            "title": HOSTILE,
+            "url": "javascript:window.broken_in = 1",
+            "file": "",
+            "text": HOSTILE,
+        }
+    },
 }
 
 
 def keep_forged_state(store: RunStore, thread: str) -> str:
-    """Citations and sources in the state of a thread, as a graph leaves them. Gives back its newest checkpoint."""
+    """Citations and sources in the state of a thread, as a graph leaves them. Gives back its newest
+    checkpoint.
+    """
     graph: Any = StateGraph(Cited).add_node("cite", lambda _: FORGED).add_edge(START, "cite")
-    compiled, config = graph.compile(checkpointer=store.checkpointer), {"configurable": {"thread_id": thread}}
+    compiled, config = (
+        graph.compile(checkpointer=store.checkpointer),
+        {"configurable": {"thread_id": thread}},
+    )
     compiled.invoke({}, config)
     return compiled.get_state(config).config["configurable"]["checkpoint_id"]
 
 
-def test_hostile_records_execute_nothing_and_break_no_layout(tmp_path: Path, browsing: Browsing) -> None:
+def test_hostile_records_execute_nothing_and_break_no_layout(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     path = tmp_path / "hostile.db"
     asked = {"name": HOSTILE, "args": {"code": HOSTILE}, "id": "tc-0", "type": "tool_call"}
-    said: dict[str, Any] = {"type": "ai", "content": HOSTILE, "tool_calls": [asked], "invalid_tool_calls": []}
+    said: dict[str, Any] = {
+        "type": "ai",
+        "content": HOSTILE,
+        "tool_calls": [asked],
+        "invalid_tool_calls": [],
+    }
     said["additional_kwargs"] = {"reasoning_content": HOSTILE}
     task = TaskRef(id=HOSTILE, family=HOSTILE, prompt=HOSTILE, answer=HOSTILE)
     facts = {"answer": f"{HOSTILE} [1] [2] [3] [99]", "error": HOSTILE, "status": RunStatus.FAILED}
     with open_store(path) as store:
         moment = keep_forged_state(store, THREAD)
         where = identity("task-a").model_copy(update={"checkpoint_id": moment})
-        call = make_call("task-a", identity=where, response=said, request=({"type": "human", "content": HOSTILE},))
+        call = make_call(
+            "task-a",
+            identity=where,
+            response=said,
+            request=({"type": "human", "content": HOSTILE},),
+        )
         tool = make_tool_call(
             identity=where,
             name=HOSTILE,
@@ -262,15 +314,21 @@ def test_hostile_records_execute_nothing_and_break_no_layout(tmp_path: Path, bro
         )
         store.journal.write_call(call)
         store.journal.write_tool_call(tool)
-        stopped = make_trajectory(calls=(), tool_calls=(), task=task, stop_reason=StopReason.ERROR, **facts)
+        stopped = make_trajectory(
+            calls=(), tool_calls=(), task=task, stop_reason=StopReason.ERROR, **facts
+        )
         store.journal.write_trajectory(stopped)
     site = browsing.serve(path)
     for item in (call.id, tool.id):
         page = site.open("trajectory", width=390, place=site.place, id="trajectory-1", item=item)
         expect(page.get_by_role("tabpanel")).to_contain_text("window.broken_in")
-        page.locator("details").evaluate_all("(parts) => parts.forEach((part) => { part.open = true; })")
+        page.locator("details").evaluate_all(
+            "(parts) => parts.forEach((part) => { part.open = true; })"
+        )
         browsing.check(page, "hostile")
-    expect(page.get_by_role("button", name=re.compile("^More"))).to_contain_text("4,000 of 10,485,760")
+    expect(page.get_by_role("button", name=re.compile("^More"))).to_contain_text(
+        "4,000 of 10,485,760"
+    )
     page.get_by_role("button", name=re.compile("^More")).click()
     expect(page.get_by_role("button", name=re.compile("^More"))).to_contain_text("65,536 of")
     for route, shown, params in (
@@ -292,11 +350,19 @@ def test_hostile_records_execute_nothing_and_break_no_layout(tmp_path: Path, bro
 
 
 @pytest.mark.usefixtures("trained_run")  # made before there is a browser, whatever test comes first
-def test_thoughts_are_closed_until_the_keyboard_opens_them(tmp_path: Path, browsing: Browsing) -> None:
+def test_thoughts_are_closed_until_the_keyboard_opens_them(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     def thinks(name: str, thought: str) -> None:
-        response = {"type": "ai", "content": "It is 42.", "additional_kwargs": {"reasoning_content": thought}}
+        response = {
+            "type": "ai",
+            "content": "It is 42.",
+            "additional_kwargs": {"reasoning_content": thought},
+        }
         call = make_call("task-a", identity=identity("task-a", name), response=response)
-        store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), id=name, thread_id=name))
+        store.journal.write_trajectory(
+            make_trajectory(calls=(), tool_calls=(), id=name, thread_id=name)
+        )
         store.journal.write_call(call)
 
     with open_store(tmp_path / "store.db") as store:
@@ -317,13 +383,16 @@ def test_thoughts_are_closed_until_the_keyboard_opens_them(tmp_path: Path, brows
     browsing.check(page, "compared thoughts")
 
 
-def test_the_copy_opens_from_its_files_alone(trained_run: Path, browsing: Browsing, tmp_path: Path) -> None:
+def test_the_copy_opens_from_its_files_alone(
+    trained_run: Path, browsing: Browsing, tmp_path: Path
+) -> None:
     id_ = rollout_with_a_tool(trained_run)
     site = browsing.export(trained_run, tmp_path / "copy")
     page = site.open("trajectory", place=site.place, id=id_)
     tree = page.get_by_role("tree", name="Steps")
     expect(page.get_by_role("link", name="Sibling")).not_to_have_count(0)
-    expect(page.get_by_role("link", name="Compare with")).to_have_count(0)  # a copy holds no comparison of siblings
+    # a copy holds no comparison of siblings
+    expect(page.get_by_role("link", name="Compare with")).to_have_count(0)
     tree.focus()
     page.keyboard.press("Home")
     page.get_by_role("slider", name="Checkpoint").fill("0")
@@ -340,12 +409,23 @@ LAYOUT = """(edges) => {
 }"""
 
 
-TEXTS = [("", "new words"), ("the same", "the same"), ("a b c d", "a c d e"), ("x = 1\n", "x = 2\n\n")]
+TEXTS = [
+    ("", "new words"),
+    ("the same", "the same"),
+    ("a b c d", "a c d e"),
+    ("x = 1\n", "x = 2\n\n"),
+]
 
 
-def test_fifty_nodes_are_drawn_apart_and_a_difference_holds_both_texts(trained_run: Path, browsing: Browsing) -> None:
+def test_fifty_nodes_are_drawn_apart_and_a_difference_holds_both_texts(
+    trained_run: Path, browsing: Browsing
+) -> None:
     page = browsing.serve(trained_run).open("runs")
-    pairs = [(i, (i * 7 + 3) % 50) for i in range(50)] + [(i, (i * i) % 50) for i in range(50)] + [(4, 4)]
+    pairs = (
+        [(i, (i * 7 + 3) % 50) for i in range(50)]
+        + [(i, (i * i) % 50) for i in range(50)]
+        + [(4, 4)]
+    )
     edges = [{"from": f"n{a}", "to": f"n{b}", "taken": 0} for a, b in pairs]
     drawn = page.evaluate(LAYOUT, edges)
     assert len(drawn["nodes"]) == 50 and len(drawn["edges"]) == len(edges)
@@ -374,7 +454,9 @@ DURATIONS = {
 
 
 @pytest.mark.usefixtures("trained_run")  # made before there is a browser, whatever test comes first
-def test_no_answer_is_told_and_durations_are_rounded_into_their_unit(tmp_path: Path, browsing: Browsing) -> None:
+def test_no_answer_is_told_and_durations_are_rounded_into_their_unit(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     with open_store(tmp_path / "store.db") as store:
         for name, answer in (("none", None), ("some", "42")):
             store.journal.write_trajectory(
@@ -382,9 +464,13 @@ def test_no_answer_is_told_and_durations_are_rounded_into_their_unit(tmp_path: P
             )
     site = browsing.serve(tmp_path / "store.db")
     page = site.open("compare", place=site.place, a="none", b="some")
-    expect(page.get_by_role("region", name="Run A").locator(".answer-row")).to_contain_text("no answer")
+    expect(page.get_by_role("region", name="Run A").locator(".answer-row")).to_contain_text(
+        "no answer"
+    )
     expect(page.get_by_role("region", name="Run B").locator(".answer-row")).to_contain_text("42")
-    assert page.evaluate("of => of.map(hrm.ui.format.seconds)", list(DURATIONS)) == list(DURATIONS.values())
+    assert page.evaluate("of => of.map(hrm.ui.format.seconds)", list(DURATIONS)) == list(
+        DURATIONS.values()
+    )
 
 
 def test_the_arrows_of_a_copy_lead_to_siblings_that_are_in_it(
@@ -396,7 +482,9 @@ def test_the_arrows_of_a_copy_lead_to_siblings_that_are_in_it(
     ids = {parse_qs(key.partition("?")[2])["id"][0] for key in keys}
     assert len(ids) == 2
     for id_ in ids:
-        siblings = site.go(page, "trajectory", place=site.place, id=id_).get_by_role("navigation", name="Siblings")
+        siblings = site.go(page, "trajectory", place=site.place, id=id_).get_by_role(
+            "navigation", name="Siblings"
+        )
         expect(siblings).to_contain_text(re.compile(r"\d of \d"))
         links = [str(link.get_attribute("href")) for link in siblings.get_by_role("link").all()]
         assert {parse_qs(link.partition("?")[2])["id"][0] for link in links} == ids - {id_}

@@ -1,4 +1,6 @@
-"""The pages of training in a real browser: a run is walked from its curves to a sibling while another is written."""
+"""The pages of training in a real browser: a run is walked from its curves to a sibling while
+another is written.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ pytestmark = pytest.mark.whole
 @contextmanager
 def training(folder: Path) -> Iterator[None]:
     """A training that goes on until the block ends."""
-    words = [sys.executable, "-m", "hrm_agent", *SMALL_TRAINING, "--steps", "200", "--out", str(folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "hrm_agent",
+        *SMALL_TRAINING,
+        "--steps",
+        "200",
+        "--out",
+        str(folder),
+    ]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
@@ -41,14 +52,18 @@ def newest_step(page: Page) -> int:
     return int(page.get_by_role("slider", name="Accuracy").get_attribute("aria-valuemax") or "0")
 
 
-def test_a_run_is_walked_while_another_one_is_written(trained_run: Path, browsing: Browsing, tmp_path: Path) -> None:
+def test_a_run_is_walked_while_another_one_is_written(
+    trained_run: Path, browsing: Browsing, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     shutil.copytree(trained_run, runs / "before")
     site = browsing.serve(runs)
     with training(runs / "later"):
         page = site.open("runs")
         loaded = page.evaluate("performance.timeOrigin")
-        page.get_by_role("link", name="small").or_(page.get_by_role("link", name="before")).first.click()
+        page.get_by_role("link", name="small").or_(
+            page.get_by_role("link", name="before")
+        ).first.click()
         accuracy = page.get_by_role("slider", name="Accuracy")
         expect(accuracy).to_have_attribute("aria-valuemax", "3")
         expect(page.get_by_text("Held-out", exact=False).first).to_be_visible()
@@ -56,7 +71,9 @@ def test_a_run_is_walked_while_another_one_is_written(trained_run: Path, browsin
 
         accuracy.focus()
         page.keyboard.press("Home")
-        expect(accuracy).to_have_attribute("aria-valuetext", re.compile(r"step 1: .*rollouts 0\.\d{3}"))
+        expect(accuracy).to_have_attribute(
+            "aria-valuetext", re.compile(r"step 1: .*rollouts 0\.\d{3}")
+        )
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
         walk_a_step(page, browsing)
@@ -82,7 +99,9 @@ def walk_a_step(page: Page, browsing: Browsing) -> None:
     """From the groups of a step to two siblings, and to one of them."""
     groups = page.locator("section.group")
     expect(groups).to_have_count(2)
-    expect(groups.first.get_by_role("img", name=re.compile("^(kept|dropped|rejected): "))).not_to_have_count(0)
+    expect(
+        groups.first.get_by_role("img", name=re.compile("^(kept|dropped|rejected): "))
+    ).not_to_have_count(0)
     browsing.check(page, "step")
     address = page.url
     page.get_by_label("Outcome").select_option("correct")
@@ -132,13 +151,24 @@ HOSTILE = (
 )
 
 
-def test_hostile_names_execute_nothing_and_break_no_layout(tmp_path: Path, browsing: Browsing) -> None:
+def test_hostile_names_execute_nothing_and_break_no_layout(
+    tmp_path: Path, browsing: Browsing
+) -> None:
     path = tmp_path / "hostile.db"
     task = TaskRef(id=HOSTILE, family=HOSTILE, prompt=HOSTILE, answer=HOSTILE)
-    facts = {"answer": HOSTILE, "error": HOSTILE, "status": RunStatus.FAILED, "stop_reason": StopReason.ERROR}
+    facts = {
+        "answer": HOSTILE,
+        "error": HOSTILE,
+        "status": RunStatus.FAILED,
+        "stop_reason": StopReason.ERROR,
+    }
     with open_store(path) as store:
-        store.journal.write_tool_call(make_tool_call(name=HOSTILE, status=ToolStatus.ERROR, stderr=HOSTILE))
-        store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), task=task, run_id=HOSTILE, **facts))
+        store.journal.write_tool_call(
+            make_tool_call(name=HOSTILE, status=ToolStatus.ERROR, stderr=HOSTILE)
+        )
+        store.journal.write_trajectory(
+            make_trajectory(calls=(), tool_calls=(), task=task, run_id=HOSTILE, **facts)
+        )
     site = browsing.serve(path)
     for width in (390, 1440):
         page = site.open("runs", width=width)
@@ -152,17 +182,17 @@ def test_hostile_names_execute_nothing_and_break_no_layout(tmp_path: Path, brows
         expect(page.locator("h1")).not_to_contain_text("\u202e")
 
 
-def test_ten_thousand_rows_are_moved_over_by_the_keyboard(trained_run: Path, browsing: Browsing) -> None:
+def test_ten_thousand_rows_are_moved_over_by_the_keyboard(
+    trained_run: Path, browsing: Browsing
+) -> None:
     page = browsing.serve(trained_run).open("runs")
-    page.evaluate(
-        """() => {
+    page.evaluate("""() => {
           const { html, render, ui } = hrm;
           const rows = [...Array(10000).keys()].map((number) => ({ number }));
           const columns = [{ key: "number", label: "Number", value: (row) => row.number, render: (row) => row.number }];
           hrm.pages.many = () => html`<h1>Many</h1><${ui.Table} rows=${rows} columns=${columns} label="Many" />`;
           location.hash = "#/many";
-        }"""
-    )
+        }""")
     table = page.get_by_role("table", name="Many")
     expect(table).to_have_attribute("aria-rowcount", "10001")
     assert page.get_by_role("row").count() < 100
@@ -182,13 +212,19 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
         role = {**row["roles"]["reason"]}
-        row |= {f"reward/{HOSTILE}": number, "loss": [float("nan"), 1e300, -1e300][number], "skipped": HOSTILE}
+        row |= {
+            f"reward/{HOSTILE}": number,
+            "loss": [float("nan"), 1e300, -1e300][number],
+            "skipped": HOSTILE,
+        }
         row["roles"][HOSTILE] = role
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     site = browsing.serve(folder)
     page = site.open("run", width=390, place=site.place, run=(folder / "run_id").read_text())
     expect(page.get_by_role("slider", name="Rewards by name")).to_be_visible()
-    expect(page.get_by_role("slider", name="Loss")).to_have_attribute("aria-valuetext", re.compile("-1.0e300"))
+    expect(page.get_by_role("slider", name="Loss")).to_have_attribute(
+        "aria-valuetext", re.compile("-1.0e300")
+    )
     page.get_by_text("All other metrics").click()
     expect(page.get_by_role("slider", name="rollout/count")).to_be_visible()
     browsing.check(page, "hostile metrics 390")

@@ -27,12 +27,22 @@ def place(tmp_path: Path) -> Iterator[Place]:
         for number in range(5):
             thread = f"t/{number}"
             header = make_trajectory().model_copy(
-                update={"id": f"id-{number}", "thread_id": thread, "run_id": "r & é", "calls": (), "tool_calls": ()}
+                update={
+                    "id": f"id-{number}",
+                    "thread_id": thread,
+                    "run_id": "r & é",
+                    "calls": (),
+                    "tool_calls": (),
+                }
             )
-            store.journal.write_trajectory(header.model_copy(update={"answer": "</script>\u2028" + "long " * 2_000}))
+            store.journal.write_trajectory(
+                header.model_copy(update={"answer": "</script>\u2028" + "long " * 2_000})
+            )
             call = make_call(f"task-{number}")
             store.journal.write_call(
-                call.model_copy(update={"identity": call.identity.model_copy(update={"thread_id": thread})})
+                call.model_copy(
+                    update={"identity": call.identity.model_copy(update={"thread_id": thread})}
+                )
             )
     found = Place("a place", str(tmp_path / "store.db"), None)
     yield found
@@ -42,7 +52,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def files_of(folder: Path) -> dict[str, str]:
     """Key -> file, as the copy's index says."""
     index = (folder / "data" / "index.js").read_text(encoding="ascii").splitlines()[0]
-    return json.loads(json.loads(index.removeprefix("hrm.storeFiles(JSON.parse(").removesuffix("));")))
+    return json.loads(
+        json.loads(index.removeprefix("hrm.storeFiles(JSON.parse(").removesuffix("));"))
+    )
 
 
 def answers_of(path: Path) -> dict[str, Any]:
@@ -72,14 +84,20 @@ def test_a_copy_has_the_page_and_the_server_s_answers(place: Place, tmp_path: Pa
         assert stored[data_key(name, values)] == json.loads(json_text(answer))
     items = stored[data_key("items", id_)]
     assert items["next"] is None and items["items"][0]["kind"] == "call"
-    tokens = stored[data_key("tokens", {"place": "a place", "call": items["items"][0]["id"], "run": "r & é"})]
+    tokens = stored[
+        data_key("tokens", {"place": "a place", "call": items["items"][0]["id"], "run": "r & é"})
+    ]
     assert tokens["ids"] == [5, 6, 7, 2]
-    blob = stored[data_key("blob", {"place": "a place", "item": "trajectory:id-3", "field": "answer"})]
+    blob = stored[
+        data_key("blob", {"place": "a place", "item": "trajectory:id-3", "field": "answer"})
+    ]
     assert blob["text"] == "</script>\u2028" + "long " * 2_000 and blob["next"] is None
     index = answers_of(folder / "data" / "index.js")
     assert index["about?"]["static"] is True and index["about?"]["left_out"] == {}
     assert [run["run"] for run in index["runs?"]["runs"]] == ["r & é"]
-    assert told["left_out"] == {} and told["files"] == sum(path.is_file() for path in folder.rglob("*"))
+    assert told["left_out"] == {} and told["files"] == sum(
+        path.is_file() for path in folder.rglob("*")
+    )
     assert told["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -94,7 +112,9 @@ def test_a_copy_is_bounded_and_says_what_was_left_out(place: Place, tmp_path: Pa
     told = export([place], tmp_path / "copy", limit=2)
     assert told["left_out"] == {"trajectories": 3}
     keys = [key for key in files_of(tmp_path / "copy") if key.startswith("trajectory?")]
-    assert keys == [data_key("trajectory", {"place": "a place", "id": id_}) for id_ in ("id-4", "id-3")]
+    assert keys == [
+        data_key("trajectory", {"place": "a place", "id": id_}) for id_ in ("id-4", "id-3")
+    ]
     key = data_key("trajectories", {"place": "a place", "run": "r & é"})
     listed = answers_of(tmp_path / "copy" / files_of(tmp_path / "copy")[key])[key]
     assert {row[1] for row in listed["rows"]} == {"id-3", "id-4"} and listed["total"] == 5
@@ -109,13 +129,17 @@ def test_it_is_written_into_its_own_folder_only(place: Place, tmp_path: Path) ->
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]
     with pytest.raises(ConfigError, match="is a file"):
         export([place], full / "thesis.txt")
-    (full / "export.json").write_text('{"made_by": "hrm-agent view --export", "files": ["../keep", "/etc/passwd"]}')
+    (full / "export.json").write_text(
+        '{"made_by": "hrm-agent view --export", "files": ["../keep", "/etc/passwd"]}'
+    )
     (tmp_path / "keep").write_text("kept")
     export([place], full, limit=1)
     assert (tmp_path / "keep").read_text() == "kept" and (full / "thesis.txt").read_text() == "mine"
     (full / "data" / "trajectory-9999.js").touch()
     export([place], full, limit=1)
-    assert not (full / "data" / "trajectory-9999.js").exists(), "left by a copy that was not finished"
+    assert not (full / "data" / "trajectory-9999.js").exists(), (
+        "left by a copy that was not finished"
+    )
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "my-code.js").write_text("theirs")
     for link, leads_to in (("data", "theirs"), ("index.html", "keep")):
@@ -125,7 +149,9 @@ def test_it_is_written_into_its_own_folder_only(place: Place, tmp_path: Path) ->
         (linked / link).symlink_to(tmp_path / leads_to)
         with pytest.raises(ConfigError, match="is a link"):
             export([place], linked, limit=1)
-    assert (tmp_path / "theirs" / "my-code.js").read_text() == "theirs" and (tmp_path / "keep").read_text() == "kept"
+    assert (tmp_path / "theirs" / "my-code.js").read_text() == "theirs" and (
+        tmp_path / "keep"
+    ).read_text() == "kept"
     with pytest.raises(ConfigError, match="no run 'x'"):
         export([place], tmp_path / "other", runs=["x"])
 
@@ -146,5 +172,10 @@ def test_of_a_training_the_newest_steps_are_there(trained_run: Path, tmp_path: P
     keys = files_of(tmp_path / "copy")
     assert data_key("step", {"place": "small", "run": "small", "step": 3}) in keys
     assert data_key("step", {"place": "small", "run": "small", "step": 1}) not in keys
-    assert sum(key.startswith("trajectory?") for key in keys) == 20 and told["left_out"]["trajectories"] > 0
-    assert any(key.startswith("moment?") for key in keys) and any(key.startswith("graph?") for key in keys)
+    assert (
+        sum(key.startswith("trajectory?") for key in keys) == 20
+        and told["left_out"]["trajectories"] > 0
+    )
+    assert any(key.startswith("moment?") for key in keys) and any(
+        key.startswith("graph?") for key in keys
+    )

@@ -83,7 +83,12 @@ def ended(jobs: ForkJobs) -> list[dict[str, Any]]:
 def test_a_fork_with_an_edit_and_a_replay(place: Place, jobs: ForkJobs) -> None:
     thread, checkpoint, call = after_tools(place)
     text = "the tool's result: $(touch /tmp/x) \"'\n" + "1" * 200_000
-    request = {"place": "small", "thread": thread, "checkpoint": checkpoint, "edit": {"tools": {call: "1\n2"}}}
+    request = {
+        "place": "small",
+        "thread": thread,
+        "checkpoint": checkpoint,
+        "edit": {"tools": {call: "1\n2"}},
+    }
     long = {**request, "edit": {"tools": {call: text}}}
     plan = jobs.plan(place, request)
     assert plan["runs_again"][0] == "reason" and plan["model"] == "builtin:cold-start"
@@ -101,9 +106,15 @@ def test_a_fork_with_an_edit_and_a_replay(place: Place, jobs: ForkJobs) -> None:
     assert forked["threads"] == [f"{thread}/fork-1/0", f"{thread}/fork-1/1"]
     made = place.store().journal.trajectory(forked["trajectories"][0])
     assert made.forked_from is not None and made.forked_from.checkpoint_id == checkpoint
-    shared = next(each for each in moments(place, thread)["moments"] if each["checkpoint"] == checkpoint)
+    shared = next(
+        each for each in moments(place, thread)["moments"] if each["checkpoint"] == checkpoint
+    )
     assert [fork["trajectory"] for fork in shared["branches"]] == forked["trajectories"]
-    state = moment(place, forked["threads"][0], moments(place, forked["threads"][0])["moments"][-1]["checkpoint"])
+    state = moment(
+        place,
+        forked["threads"][0],
+        moments(place, forked["threads"][0])["moments"][-1]["checkpoint"],
+    )
     (channel,) = [channel for channel in state["channels"] if channel["name"] == "messages"]
     assert "1\n2" in [message["text"]["text"] for message in channel["messages"]]
 
@@ -140,12 +151,17 @@ def test_what_is_refused(place: Place, jobs: ForkJobs) -> None:
 
 
 def test_a_password_is_given_to_a_command_by_its_environment_alone() -> None:
-    for url in ("postgresql://me:se%40cret@host/name", "postgresql://me@host/name?password=se%40cret"):
+    for url in (
+        "postgresql://me:se%40cret@host/name",
+        "postgresql://me@host/name?password=se%40cret",
+    ):
         where, environment = _address(Place("name", url, None))
         assert (where, environment["PGPASSWORD"]) == ("postgresql://me@host/name", "se@cret")
 
 
-def test_a_command_that_fails_says_why_and_close_ends_those_under_way(place: Place, jobs: ForkJobs) -> None:
+def test_a_command_that_fails_says_why_and_close_ends_those_under_way(
+    place: Place, jobs: ForkJobs
+) -> None:
     jobs.replay(place, {"id": "--no-such-option"})
     (job,) = ended(jobs)
     assert job["state"] == "failed" and "--no-such-option" in job["error"]["message"]
@@ -164,21 +180,34 @@ def test_a_fork_ends_with_a_viewer_that_is_killed_and_is_resumed(tmp_path: Path)
         return [sys.executable, "-m", "hrm_agent", *words, "--json"]
 
     def done(*words: str) -> str:
-        run = subprocess.run(command(*words), check=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        run = subprocess.run(
+            command(*words),
+            check=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         return run.stdout
 
     done("run", "6 * 7?", "--graph", "./gated.py:graph", "--thread", "t", "--store", "store.db")
     os.mkfifo(tmp_path / "gate")
     os.mkfifo(tmp_path / "shut")
     words = command("view", "store.db", "--allow-fork", "--no-browser")
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as viewer:
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as viewer:
         try:
             assert viewer.stdout is not None
             told = json.loads(viewer.stdout.readline())
             address = urlsplit(told["url"])
             site = f"{address.scheme}://{address.netloc}"
             token = address.fragment.removeprefix("token=").partition("&")[0]
-            headers = {"Authorization": f"Bearer {token}", "Origin": site, "Content-Type": "application/json"}
+            headers = {
+                "Authorization": f"Bearer {token}",
+                "Origin": site,
+                "Content-Type": "application/json",
+            }
 
             def ask(path: str, body: dict[str, Any] | None = None) -> Any:
                 more = {FORK_HEADER: told["fork_token"]} if body else {}
@@ -205,7 +234,10 @@ def test_a_fork_ends_with_a_viewer_that_is_killed_and_is_resumed(tmp_path: Path)
 
 
 def test_an_edit_of_a_file(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread, checkpoint, call = after_tools(place)
     words = ("fork", thread, "--at", checkpoint, "--store", place.where, "--json", "--edit")
@@ -215,7 +247,9 @@ def test_an_edit_of_a_file(
     long = "$(touch /tmp/x) \"'\n" + "1" * 500_000
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"tools": {call: long}})))
     assert main([*words, "-"]) == 0, "longer than an argument may be"
-    state = moment(place, f"{thread}/fork-2", moments(place, f"{thread}/fork-2")["moments"][-1]["checkpoint"])
+    state = moment(
+        place, f"{thread}/fork-2", moments(place, f"{thread}/fork-2")["moments"][-1]["checkpoint"]
+    )
     (channel,) = [channel for channel in state["channels"] if channel["name"] == "messages"]
     assert channel["messages"][-1]["text"]["chars"] == len(long)
     (tmp_path / "edit.json").write_text('{"tool": {}}')

@@ -1,4 +1,6 @@
-"""What is looked at: what a word on the command line stands for, and places that come, go, break and come back."""
+"""What is looked at: what a word on the command line stands for, and places that come, go, break
+and come back.
+"""
 
 from __future__ import annotations
 
@@ -180,19 +182,31 @@ def test_a_fine_tuning_has_curves_and_no_store(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     folder.mkdir()
     (folder / "config.toml").write_text('command = "train sft"\nsteps = 2\npolicy = "a"\n')
-    (folder / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.75}\n')
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.75}\n'
+    )
     places = Places([str(tmp_path)])
     (place,) = places.all()
     listed = runs([place])
     assert listed["problems"] == [] and place.problem is None
     (run,) = listed["runs"]
-    assert (run["kind"], run["policy"], run["steps"], run["status"]) == ("train sft", "a", 2, "ended")
+    assert (run["kind"], run["policy"], run["steps"], run["status"]) == (
+        "train sft",
+        "a",
+        2,
+        "ended",
+    )
     assert metrics(place, run["run"])["series"]["accuracy"] == [0.5, 0.75]
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "metrics.jsonl"], "nothing was written"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.toml",
+        "metrics.jsonl",
+    ], "nothing was written"
     places.close()
 
 
-def test_an_encrypted_store_without_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encrypted_store_without_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="
     with open_store(tmp_path / "store.db", key=key) as store:
         store.journal.write_trajectory(make_trajectory())
@@ -212,7 +226,9 @@ def test_a_change_is_of_the_place_that_it_is_in(tmp_path: Path) -> None:
     assert places.changed() == ["one", "two"], "they came"
     assert places.changed() == []
     with open_store(paths[0]) as store:
-        store.journal.write_trajectory(make_trajectory().model_copy(update={"id": "u", "thread_id": "u"}))
+        store.journal.write_trajectory(
+            make_trajectory().model_copy(update={"id": "u", "thread_id": "u"})
+        )
         assert places.changed() == ["one"]
     (tmp_path / "two" / "metrics.jsonl").write_text("{}\n")
     assert "two" in places.changed()
@@ -220,18 +236,30 @@ def test_a_change_is_of_the_place_that_it_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["sqlite", "postgresql"])
-def test_one_moment_is_read_inside_a_block(body: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = f"sqlite:///{tmp_path}/store.db" if body == "sqlite" else request.getfixturevalue("fresh_database")
+def test_one_moment_is_read_inside_a_block(
+    body: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = (
+        f"sqlite:///{tmp_path}/store.db"
+        if body == "sqlite"
+        else request.getfixturevalue("fresh_database")
+    )
     with open_store(url) as other:
         other.journal.write_trajectory(make_trajectory())
         (place,) = Places([url]).all()
         with place.moment():
             assert len(place.store().threads()) == 1
-            other.journal.write_trajectory(make_trajectory().model_copy(update={"id": "u", "thread_id": "u"}))
+            other.journal.write_trajectory(
+                make_trajectory().model_copy(update={"id": "u", "thread_id": "u"})
+            )
             assert len(place.store().threads()) == 1
         assert len(place.store().threads()) == 2
         mark = place.mark()
-        other.journal.write_trajectory(make_trajectory().model_copy(update={"id": "v", "thread_id": "v"}))
+        other.journal.write_trajectory(
+            make_trajectory().model_copy(update={"id": "v", "thread_id": "v"})
+        )
         assert place.mark() != mark
-        assert is_file(url) or ":" not in place.where.partition("@")[0].removeprefix("postgresql://")
+        assert is_file(url) or ":" not in place.where.partition("@")[0].removeprefix(
+            "postgresql://"
+        )
         place.close()

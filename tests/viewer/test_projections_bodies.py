@@ -20,14 +20,25 @@ pytestmark = pytest.mark.whole
 
 @pytest.mark.parametrize("body", ["encrypted", "postgresql"])
 def test_every_answer_is_the_same(
-    body: str, trained_run: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    body: str,
+    trained_run: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = Place("one", str(trained_run / "store.db"), None)
     asked = questions(plain)
     answers = {key: told(plain, *key) for key in asked}
     key = base64.b64encode(bytes(range(32))).decode() if body == "encrypted" else None
-    url = str(tmp_path / "copy.db") if body == "encrypted" else request.getfixturevalue("fresh_database")
-    with open_store(trained_run / "store.db", create=False) as source, open_store(url, key=key) as target:
+    url = (
+        str(tmp_path / "copy.db")
+        if body == "encrypted"
+        else request.getfixturevalue("fresh_database")
+    )
+    with (
+        open_store(trained_run / "store.db", create=False) as source,
+        open_store(url, key=key) as target,
+    ):
         copy_store(source, target)
     if key is not None:
         monkeypatch.setenv("HRM_AGENT_STORE_KEY", key)
@@ -44,7 +55,11 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     row, other = [row for row in listed if row[12]][:2]
     thread = {"thread": row[2]}
     found = ENDPOINTS["moments"].function(place, row[2])["moments"]
-    call = next(each for each in ENDPOINTS["items"].function(place, row[1])["items"] if each["kind"] == "call")
+    call = next(
+        each
+        for each in ENDPOINTS["items"].function(place, row[1])["items"]
+        if each["kind"] == "call"
+    )
     run, id_ = {"run": "small"}, {"id": row[1]}
     asked: dict[str, dict[str, str]] = {
         **dict.fromkeys(("metrics", "groups", "trajectories", "environment"), run),
@@ -67,7 +82,9 @@ def told(place: Place, name: str, query: tuple[tuple[str, str], ...]) -> Any:
     """Without what names the store, and the numbers of its rows."""
     endpoint = ENDPOINTS[name]
     with place.moment():
-        answer = endpoint.function([place] if endpoint.everywhere else place, **endpoint.read(dict(query)))
+        answer = endpoint.function(
+            [place] if endpoint.everywhere else place, **endpoint.read(dict(query))
+        )
     found: Any = json.loads(json_text(answer).replace(place.where, "STORE"))
     for row in found.get("rows", ()) if name == "trajectories" else ():
         del row[0]

@@ -113,8 +113,18 @@ def test_rows_that_come_meanwhile_are_of_the_next_look(tmp_path: Path) -> None:
         file.write('{"step": 1, "a": NaN, "b": 2}\n')
     now = metrics_of(tmp_path)
     assert tail is not None and now is not None
-    assert (list(tail.steps), tail.series("a"), list(tail.columns), tail.last("a")) == ([0], [1], ["step", "a"], 1)
-    assert (list(now.steps), now.series("a"), now.series("b"), now.last("b")) == ([0, 1], [1, None], [None, 2], 2)
+    assert (list(tail.steps), tail.series("a"), list(tail.columns), tail.last("a")) == (
+        [0],
+        [1],
+        ["step", "a"],
+        1,
+    )
+    assert (list(now.steps), now.series("a"), now.series("b"), now.last("b")) == (
+        [0, 1],
+        [1, None],
+        [None, 2],
+        2,
+    )
 
 
 def test_a_reward_that_comes_after_the_end_counts(tmp_path: Path) -> None:
@@ -137,17 +147,27 @@ def test_a_step_is_what_the_trainer_made_of_it(ask: Ask, place: Place, trained_r
     assert found["metrics"]["loss"] == row["loss"] and (found["previous"], found["next"]) == (1, 3)
     assert len(rollouts) == row["rollout/count"] and len(found["groups"]) == 2
     for overlay in judged:
-        told, whole = rollouts[overlay.trajectory_id], place.store().journal.trajectory(overlay.trajectory_id)
+        told, whole = (
+            rollouts[overlay.trajectory_id],
+            place.store().journal.trajectory(overlay.trajectory_id),
+        )
         assert (told["verdict"], told["reason"]["text"]) == (overlay.verdict.value, overlay.reason)
         assert (told["advantage"], told["reward"]) == (overlay.advantage, overlay.reward)
-        assert (told["tokens"], told["model_calls"]) == (whole.used.output_tokens, len(whole.own_calls))
-        tools = [(call.id, call.status.value if call.status else None) for call in whole.own_tool_calls]
+        assert (told["tokens"], told["model_calls"]) == (
+            whole.used.output_tokens,
+            len(whole.own_calls),
+        )
+        tools = [
+            (call.id, call.status.value if call.status else None) for call in whole.own_tool_calls
+        ]
         assert [(tool["id"], tool["status"]) for tool in told["tools"]] == tools
     with pytest.raises(NotThere, match="no step 9"):
         ask("step", run="small", step="9")
 
 
-def test_the_list_is_history_s(ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_history_s(
+    ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = printed(capsys, "history", "--store", str(trained_run), "--limit", "1000")
     found = ask("trajectories", run="small", limit="5")
     rows = found["rows"]
@@ -160,31 +180,47 @@ def test_the_list_is_history_s(ask: Ask, trained_run: Path, capsys: pytest.Captu
     ]
     assert {row["status"] for row in shown} <= set(RunStatus)
     kept = ask("trajectories", run="small", verdict="kept")["rows"]
-    assert [row[1] for row in kept] == [row["trajectory"] for row in shown if row["verdict"] == "kept"]
+    assert [row[1] for row in kept] == [
+        row["trajectory"] for row in shown if row["verdict"] == "kept"
+    ]
     assert len(ask("trajectories", run="small", step="1")["rows"]) == 16
 
 
-def test_a_trajectory_is_what_show_prints(ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = next(row for row in ask("trajectories", run="small")["rows"] if row[9] == "kept" and row[12])
+def test_a_trajectory_is_what_show_prints(
+    ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(
+        row for row in ask("trajectories", run="small")["rows"] if row[9] == "kept" and row[12]
+    )
     told = printed(capsys, "show", row[1], "--store", str(trained_run))
     found, items = ask("trajectory", id=row[1]), ask("items", id=row[1])["items"]
-    assert found["header"]["answer"]["text"] == told["answer"] and found["header"]["rewards"] == told["rewards"]
+    assert (
+        found["header"]["answer"]["text"] == told["answer"]
+        and found["header"]["rewards"] == told["rewards"]
+    )
     assert found["overlays"][0]["advantage"] == told["overlays"][0]["advantage"]
     assert found["counts"]["model_calls"] == len(told["calls"])
     assert found["counts"]["tool_calls"] == len(told["tool_calls"])
     assert found["counts"]["tokens"] == sum(sum(call["mask"]) for call in told["calls"])
-    assert [each["id"] for each in items if each["kind"] == "call"] == [call["id"] for call in told["calls"]]
+    assert [each["id"] for each in items if each["kind"] == "call"] == [
+        call["id"] for call in told["calls"]
+    ]
     for item in items:
         if item["kind"] == "tool":
             (call,) = [call for call in told["tool_calls"] if call["id"] == item["id"]]
             assert (item["status"], item["content"]["text"]) == (call["status"], call["content"])
             assert item["call"] in {each["id"] for each in told["calls"]}
     assert next(len(each["prompt_messages"]) for each in items if each["kind"] == "call") == 2
-    paged = [ask("items", id=row[1], after=str(n), limit="1")["items"][0]["id"] for n in range(len(items))]
+    paged = [
+        ask("items", id=row[1], after=str(n), limit="1")["items"][0]["id"]
+        for n in range(len(items))
+    ]
     assert paged == [each["id"] for each in items]
 
 
-def test_moments_are_history_s(ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moments_are_history_s(
+    ask: Ask, trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     thread = ask("trajectories", run="small")["rows"][-1][2]
     told = printed(capsys, "history", thread, "--store", str(trained_run))["moments"]
     moments: list[dict[str, Any]] = []
@@ -204,16 +240,23 @@ def test_moments_are_history_s(ask: Ask, trained_run: Path, capsys: pytest.Captu
 
 def test_tokens_are_the_path_of_the_call(ask: Ask, place: Place) -> None:
     journal = place.store().journal
-    id_ = next(row[1] for row in ask("trajectories", run="small", verdict="kept")["rows"] if row[12])
+    id_ = next(
+        row[1] for row in ask("trajectories", run="small", verdict="kept")["rows"] if row[12]
+    )
     whole = journal.trajectory(id_)
     call = whole.calls[-1]
     found = ask("tokens", call=call.id)
-    path = [whole.calls[[each.id for each in whole.calls].index(each["call"])] for each in found["path"]]
+    path = [
+        whole.calls[[each.id for each in whole.calls].index(each["call"])] for each in found["path"]
+    ]
     assert found["ids"] == list(journal.path_tokens(call.id))
     assert found["mask"] == [int(sampled) for each in path for sampled in each.mask]
     overlay = next(each for each in journal.overlays("small") if each.trajectory_id == id_)
     assert {weight for weight in found["weight"] if weight is not None} == {overlay.advantage}
-    assert all((weight is None) is (not mask) for weight, mask in zip(found["weight"], found["mask"], strict=True))
+    assert all(
+        (weight is None) is (not mask)
+        for weight, mask in zip(found["weight"], found["mask"], strict=True)
+    )
     assert "".join(found["text"]).count("<|im_start|>") >= 3
     assert found["logprob"][-1] == pytest.approx(call.logprobs[-1], abs=1e-6)
     part = ask("tokens", call=call.id, **{"from": "3", "to": "9"})
@@ -221,7 +264,9 @@ def test_tokens_are_the_path_of_the_call(ask: Ask, place: Place) -> None:
     assert not found["analysis"]["there"] and found["analysis"]["steps"] in ("1", "2", "3")
 
 
-def test_an_analysis_is_shown_where_there_is_one(ask: Ask, trained_run: Path, tmp_path: Path) -> None:
+def test_an_analysis_is_shown_where_there_is_one(
+    ask: Ask, trained_run: Path, tmp_path: Path
+) -> None:
     from hrm_agent.viewer.projections.trajectory.tokens import tokens
 
     id_ = ask("trajectories", run="small", verdict="kept")["rows"][0][1]
@@ -239,10 +284,19 @@ def test_an_analysis_is_shown_where_there_is_one(ask: Ask, trained_run: Path, tm
     place = Place("copy", str(tmp_path), tmp_path)
     found = tokens(place, call["id"])
     other = next(row[1] for row in ask("trajectories", run="small")["rows"] if row[1] != id_)
-    without = tokens(place, next(each["id"] for each in ask("items", id=other)["items"] if each["kind"] == "call"))
+    without = tokens(
+        place,
+        next(each["id"] for each in ask("items", id=other)["items"] if each["kind"] == "call"),
+    )
     place.close()
-    assert without["entropy"] is None and without["analysis"]["there"] and without["analysis"]["steps"]
-    assert found["entropy"][-1] == 0.5 and found["marks"][-1] == "forking" and found["entropy"][0] is None
+    assert (
+        without["entropy"] is None and without["analysis"]["there"] and without["analysis"]["steps"]
+    )
+    assert (
+        found["entropy"][-1] == 0.5
+        and found["marks"][-1] == "forking"
+        and found["entropy"][0] is None
+    )
 
 
 def test_the_other_pages(ask: Ask) -> None:
@@ -250,9 +304,19 @@ def test_the_other_pages(ask: Ask) -> None:
     a, b = rows[-1], rows[-2]
     drawn = ask("graph", thread=a[2])
     assert drawn["source"] == "built-in"
-    assert {"from": "__start__", "to": "reason", "conditional": False, "label": None, "taken": 1} in drawn["edges"]
+    assert {
+        "from": "__start__",
+        "to": "reason",
+        "conditional": False,
+        "label": None,
+        "taken": 1,
+    } in drawn["edges"]
     recorded = ask("environment", run="small")["recorded"]
-    assert recorded["tool_calls"] == sum(row[12] for row in rows) == sum(recorded["by_status"].values())
+    assert (
+        recorded["tool_calls"]
+        == sum(row[12] for row in rows)
+        == sum(recorded["by_status"].values())
+    )
     assert ask("search", q=a[1])["rows"][0]["trajectory"] == a[1]
     assert ask("search", q="no such words")["rows"] == []
     both = ask("compare", a=a[1], b=b[1])

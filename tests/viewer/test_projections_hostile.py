@@ -1,4 +1,6 @@
-"""Stores that are anybody's: whatever stands in them is shown as strict JSON, told as damaged, or left alone."""
+"""Stores that are anybody's: whatever stands in them is shown as strict JSON, told as damaged, or
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def ask(place: Place) -> Ask:
     def asked(name: str, **query: str) -> dict[str, Any]:
         endpoint = ENDPOINTS[name]
-        answer = endpoint.function([place] if endpoint.everywhere else place, **endpoint.read(query))
+        answer = endpoint.function(
+            [place] if endpoint.everywhere else place, **endpoint.read(query)
+        )
         return json.loads(json_text(answer), parse_constant=refuse)
 
     return asked
@@ -57,7 +61,11 @@ def write(place: Place, *calls: Any, **changes: Any) -> str:
     with open_store(place.where) as store:
         store.journal.write_trajectory(trajectory)
         for call in calls:
-            write_one = store.journal.write_call if hasattr(call, "token_ids") else store.journal.write_tool_call
+            write_one = (
+                store.journal.write_call
+                if hasattr(call, "token_ids")
+                else store.journal.write_tool_call
+            )
             write_one(call)
     return trajectory.id
 
@@ -103,7 +111,10 @@ def test_what_is_no_json() -> None:
         (object(), "a value of the type object"),
     ):
         assert foreign(value) == shown
-        assert json.loads(json_text({"value": value, "nan": math.nan}), parse_constant=refuse)["value"] == shown
+        assert (
+            json.loads(json_text({"value": value, "nan": math.nan}), parse_constant=refuse)["value"]
+            == shown
+        )
 
 
 def test_nesting_without_end() -> None:
@@ -116,12 +127,22 @@ def test_nesting_without_end() -> None:
 def test_metrics_that_are_no_numbers(place: Place, ask: Ask) -> None:
     write(place, run_id="odd")
     (Path(place.where) / "metrics.jsonl").write_text(
-        '{"step": 0, "loss": NaN, "x": 1e999, "note": {"deep": 1}, "roles": {"a": {"t": -Infinity}, "b": 3}}\n'
-        '{"step": 1, "loss": 2.5, "big": ' + "9" * 400 + "}\n" + "[1]\n" + '{"step": 2, "loss": 1}\n'
+        '{"step": 0, "loss": NaN, "x": 1e999, "note": {"deep": 1}, "roles": {"a": {"t": -Infinity},'
+        ' "b": 3}}\n{"step": 1, "loss": 2.5, "big": '
+        + "9" * 400
+        + "}\n"
+        + "[1]\n"
+        + '{"step": 2, "loss": 1}\n'
     )
     found = ask("metrics", run="odd")
-    assert found["series"]["loss"] == [None, 2.5] and found["total"] == 2, "nothing counts after a row that is none"
-    assert found["not_finite"] == {"loss": {"1": "nan"}, "x": {"1": "inf"}, "roles/a/t": {"1": "-inf"}}
+    assert found["series"]["loss"] == [None, 2.5] and found["total"] == 2, (
+        "nothing counts after a row that is none"
+    )
+    assert found["not_finite"] == {
+        "loss": {"1": "nan"},
+        "x": {"1": "inf"},
+        "roles/a/t": {"1": "-inf"},
+    }
     assert found["roles"] == {"a": {"t": [None, None]}}
     assert ask("step", run="odd", step="1")["metrics"]["loss"] is None
 
@@ -157,7 +178,9 @@ def test_a_column_of_another_type(place: Place, ask: Ask, tmp_path: Path) -> Non
         change(place, statement)
         if told == "runs":
             found = ENDPOINTS["runs"].function([place, other])
-            assert [run["place"] for run in found["runs"]] == ["other"] and found["problems"][0]["place"] == "odd"
+            assert [run["place"] for run in found["runs"]] == ["other"] and found["problems"][0][
+                "place"
+            ] == "odd"
         elif told == "trajectory":
             with pytest.raises(HrmError, match="cannot be read"):
                 ask("trajectory", id=id_)
@@ -169,8 +192,15 @@ def test_a_column_of_another_type(place: Place, ask: Ask, tmp_path: Path) -> Non
 
 def test_a_request_that_is_none(place: Place, ask: Ask) -> None:
     id_ = write(place, make_call("task-a"))
-    for data in (b"\xff", ormsgpack.packb([3]), ormsgpack.packb([[9, 1]]), ormsgpack.packb({"a": 1})):
-        change(place, "INSERT OR REPLACE INTO requests (call_id, data) SELECT id, ? FROM calls", data)
+    for data in (
+        b"\xff",
+        ormsgpack.packb([3]),
+        ormsgpack.packb([[9, 1]]),
+        ormsgpack.packb({"a": 1}),
+    ):
+        change(
+            place, "INSERT OR REPLACE INTO requests (call_id, data) SELECT id, ? FROM calls", data
+        )
         assert len(ask("items", id=id_)["items"]) == 1
 
 
@@ -194,23 +224,32 @@ def test_a_damaged_row_is_told_and_the_others_are_shown(place: Place, ask: Ask) 
     found, items = ask("trajectory", id=good), ask("items", id=good)
     assert found["counts"]["model_calls"] == 1 and len(found["damaged"]) == 1
     assert {item["kind"] for item in items["items"]} == {"tool", "call"}
-    assert [each["trajectory"] for each in ask("groups", run=make_trajectory().run_id)["groups"][0]["rollouts"]] == [
-        good
-    ]
+    assert [
+        each["trajectory"]
+        for each in ask("groups", run=make_trajectory().run_id)["groups"][0]["rollouts"]
+    ] == [good]
     with pytest.raises(HrmError, match="cannot be read"):
         ask("trajectory", id=bad)
-    change(place, "UPDATE tokens SET logprobs = ? WHERE call_id = (SELECT id FROM calls WHERE seq = 2)", b"abc")
+    change(
+        place,
+        "UPDATE tokens SET logprobs = ? WHERE call_id = (SELECT id FROM calls WHERE seq = 2)",
+        b"abc",
+    )
     item = next(item for item in ask("items", id=good)["items"] if item["kind"] == "call")
     assert item["problem"] == "This record cannot be read."
 
 
 def test_parents_and_forks_that_go_round_in_a_circle(place: Place, ask: Ask) -> None:
     calls = [make_call("task-a"), make_call("task-c")]
-    id_ = write(place, *calls, forked_from=ForkRef(trajectory_id=make_trajectory().id, checkpoint_id="c"))
+    id_ = write(
+        place, *calls, forked_from=ForkRef(trajectory_id=make_trajectory().id, checkpoint_id="c")
+    )
     change(place, "UPDATE calls SET parent = ? WHERE id = ?", calls[1].id, calls[0].id)
     change(place, "UPDATE calls SET parent = ? WHERE id = ?", calls[0].id, calls[1].id)
     found = ask("tokens", call=calls[0].id)
-    assert [each["call"] for each in found["path"]] == [calls[1].id, calls[0].id] and found["total"] == 8
+    assert [each["call"] for each in found["path"]] == [calls[1].id, calls[0].id] and found[
+        "total"
+    ] == 8
     assert ask("trajectory", id=id_)["items"] == 2
     assert ask("compare", a=id_, b=id_)["shared"] is None
     with open_store(place.where) as store:
@@ -224,13 +263,27 @@ def test_log_probs_that_are_no_numbers(place: Place, ask: Ask) -> None:
 
 
 @pytest.mark.whole
-def test_a_store_names_no_file_that_is_opened(place: Place, tmp_path: Path, trained_run: Path) -> None:
+def test_a_store_names_no_file_that_is_opened(
+    place: Place, tmp_path: Path, trained_run: Path
+) -> None:
     outside = tmp_path / "secret"
     outside.mkdir()
-    (outside / "tokenizer.json").write_bytes((trained_run / "model" / "tokenizer.json").read_bytes())
+    (outside / "tokenizer.json").write_bytes(
+        (trained_run / "model" / "tokenizer.json").read_bytes()
+    )
     folder = Path(place.where)
     (folder / "link").symlink_to(outside)
-    for name in (str(outside), "../secret", "odd/../../secret", "link", "", ".", "a\0b", "builtin:../secret", "hf:x/y"):
+    for name in (
+        str(outside),
+        "../secret",
+        "odd/../../secret",
+        "link",
+        "",
+        ".",
+        "a\0b",
+        "builtin:../secret",
+        "hf:x/y",
+    ):
         assert token_texts(name, folder)[0] is None, name
     (folder / "model").mkdir()
     (folder / "model" / "tokenizer.json").write_bytes((outside / "tokenizer.json").read_bytes())
@@ -241,7 +294,9 @@ def test_a_store_names_no_file_that_is_opened(place: Place, tmp_path: Path, trai
     assert "cannot be read" in str(token_texts("odd/model", folder)[1])
 
 
-def test_values_of_unknown_types_are_told_and_nothing_is_imported(place: Place, ask: Ask, tmp_path: Path) -> None:
+def test_values_of_unknown_types_are_told_and_nothing_is_imported(
+    place: Place, ask: Ask, tmp_path: Path
+) -> None:
     evil = tmp_path / "evil_module.py"
     evil.write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
@@ -250,11 +305,17 @@ def test_values_of_unknown_types_are_told_and_nothing_is_imported(place: Place, 
         with open_store(place.where) as store:
             saver = store.checkpointer
             empty: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-            values = {"messages": [HumanMessage("hi", id="h"), AIMessage("yes", id="a")], "note": "n", "odd": 1.5}
+            values = {
+                "messages": [HumanMessage("hi", id="h"), AIMessage("yes", id="a")],
+                "note": "n",
+                "odd": 1.5,
+            }
             versions = dict.fromkeys(values, 1)
             checkpoint = checkpoint_of(values)
             saver.put(empty, checkpoint, {"source": "input", "step": -1, "parents": {}}, versions)
-        packed = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(["evil_module", "Type", [1, {"a": 2}]])))
+        packed = ormsgpack.packb(
+            ormsgpack.Ext(0, ormsgpack.packb(["evil_module", "Type", [1, {"a": 2}]]))
+        )
         forged = manifest_with(place, "odd", [3, packed])
         change(place, "UPDATE checkpoints SET manifest = ?", forged)
         found = ask("moment", thread="t", checkpoint=checkpoint["id"])
@@ -263,7 +324,10 @@ def test_values_of_unknown_types_are_told_and_nothing_is_imported(place: Place, 
         assert [message["type"] for message in channels["messages"]["messages"]] == ["human", "ai"]
         assert channels["note"]["text"]["text"] == "n"
         assert ask("graph", thread="t")["source"] == "observed"
-        assert ask("compare", a="t", b="t")["states"] == [] and ask("citations", id="t")["citations"] == []
+        assert (
+            ask("compare", a="t", b="t")["states"] == []
+            and ask("citations", id="t")["citations"] == []
+        )
         assert "evil_module" not in sys.modules
     finally:
         sys.path.remove(str(tmp_path))
@@ -285,13 +349,20 @@ def test_forged_checkpoints_are_told(place: Place, ask: Ask) -> None:
     ids = [f"1f1e93a3-46c0-6a75-8008-e2fef11c0f7{number}" for number in range(4)]
     with open_store(place.where) as store:
         for number, id_ in enumerate(ids):
-            made = checkpoint_of({"note": number}) | {"id": id_, "ts": "no time" if number == 1 else "2026-01-01"}
+            made = checkpoint_of({"note": number}) | {
+                "id": id_,
+                "ts": "no time" if number == 1 else "2026-01-01",
+            }
             facts: Any = {"source": "loop", "step": number - 1, "parents": {}}
             config = store.checkpointer.put(config, made, facts, {"note": number + 1})
-    assert [each["checkpoint"] for each in ask("moments", thread="t")["moments"] if "problem" in each] == ids[1:3]
+    assert [
+        each["checkpoint"] for each in ask("moments", thread="t")["moments"] if "problem" in each
+    ] == ids[1:3]
     change(place, "UPDATE checkpoints SET metadata = ? WHERE id = ?", b"\xc1", ids[3])
     found = ask("moments", thread="t")
-    assert [each["checkpoint"] for each in found["moments"] if "problem" in each] == ids[1:] and found["damaged"]
+    assert [each["checkpoint"] for each in found["moments"] if "problem" in each] == ids[
+        1:
+    ] and found["damaged"]
     assert ask("graph", thread="t")["damaged"]
 
 
@@ -308,13 +379,17 @@ def test_few_rows_that_stand_for_more_than_memory_holds(kind: int, place: Place,
     with open_store(place.where) as store:
         config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
         checkpoint = checkpoint_of({"odd": "o"})
-        store.checkpointer.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"odd": 1})
+        store.checkpointer.put(
+            config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"odd": 1}
+        )
     reference: Any = [LIST, ormsgpack.packb([])]
     for _ in range(40):
         named = [[str(n), reference] for n in range(10)] if kind == DICT else [reference] * 10
         data = ormsgpack.packb(named)
         reference = hash_of(kind, data)
-        change(place, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", reference, kind, data)
+        change(
+            place, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", reference, kind, data
+        )
     change(place, "UPDATE checkpoints SET manifest = ?", manifest_with(place, "odd", reference))
     row = ormsgpack.packb([reference])
     change(place, "INSERT OR REPLACE INTO requests (call_id, data) SELECT id, ? FROM calls", row)
@@ -342,10 +417,16 @@ def test_forged_citations_are_not_verified(place: Place, ask: Ask) -> None:
         "no citation",
     ]
     with open_store(place.where) as store:
-        values: dict[str, Any] = {"citations": cited, "sources": {"S1": {"title": "Moon", "text": text}, "S2": "odd"}}
+        values: dict[str, Any] = {
+            "citations": cited,
+            "sources": {"S1": {"title": "Moon", "text": text}, "S2": "odd"},
+        }
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         store.checkpointer.put(
-            config, checkpoint_of(values), {"source": "input", "step": -1, "parents": {}}, dict.fromkeys(values, 1)
+            config,
+            checkpoint_of(values),
+            {"source": "input", "step": -1, "parents": {}},
+            dict.fromkeys(values, 1),
         )
     found = ask("citations", id="t")
     assert [each["verified"] for each in found["citations"]] == [True, False, False, False, False]
@@ -368,7 +449,9 @@ def test_an_overlay_may_say_anything(place: Place, ask: Ask) -> None:
     assert found["step"] == 2**40 + 1 and found["reason"]["cut"]
     assert ask("blob", **found["reason"]["blob"])["chars"] == len(LONG)
     call = ask("items", id=id_)["items"][0]
-    assert call["credit"] is None and ask("tokens", call=call["id"], run="r")["weight"] == [None] * 4
+    assert (
+        call["credit"] is None and ask("tokens", call=call["id"], run="r")["weight"] == [None] * 4
+    )
 
 
 def test_query_values_are_checked() -> None:
@@ -377,11 +460,19 @@ def test_query_values_are_checked() -> None:
         ("step", {"run": "x"}), ("runs", {"place": "x"}), ("tokens", {"call": "x", "to": "9" * 30})):  # fmt: skip
         with pytest.raises(ConfigError):
             ENDPOINTS[name].read(query)
-    assert ENDPOINTS["items"].read({"place": "p", "id": "x"}) == {"id": "x", "after": 0, "limit": 200}
+    assert ENDPOINTS["items"].read({"place": "p", "id": "x"}) == {
+        "id": "x",
+        "after": 0,
+        "limit": 200,
+    }
 
 
 def test_a_root_says_why(place: Place, ask: Ask) -> None:
-    request = ({"type": "human", "content": "q"}, {"type": "odd", "content": [{"text": "b"}, 5]}, {"content": None})
+    request = (
+        {"type": "human", "content": "q"},
+        {"type": "odd", "content": [{"text": "b"}, 5]},
+        {"content": None},
+    )
     id_ = write(place, make_call("task-a", request=request, branch_reason=BranchReason.NO_TOKENS))
     (call,) = ask("items", id=id_)["items"]
     assert call["branch_reason"] == "no_tokens"

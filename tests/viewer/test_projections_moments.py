@@ -1,4 +1,6 @@
-"""Pages of moments: of threads with branches in place, subgraphs and questions, as the whole history has them."""
+"""Pages of moments: of threads with branches in place, subgraphs and questions, as the whole
+history has them.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,13 @@ def _outer(saver: Any) -> Any:
     outer.add_node("ask", _ask)
     outer.add_edge(START, "work")
     outer.add_conditional_edges(
-        "work", lambda state: [Send("inside", state), Send("inside", {**state, "count": 9})], ["inside"]
+        "work",
+        lambda state: [Send("inside", state), Send("inside", {**state, "count": 9})],
+        ["inside"],
     )
-    outer.add_conditional_edges("inside", lambda state: "work" if state["count"] < 2 else "ask", ["work", "ask"])
+    outer.add_conditional_edges(
+        "inside", lambda state: "work" if state["count"] < 2 else "ask", ["work", "ask"]
+    )
     outer.add_edge("ask", END)
     return outer.compile(checkpointer=saver)
 
@@ -70,7 +76,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with open_store(path) as store:
         compiled = _outer(store.checkpointer)
         compiled.invoke({"done": [], "count": 0}, config)
-        earlier = [each for each in compiled.get_state_history(config) if each.values.get("count") == 1]
+        earlier = [
+            each for each in compiled.get_state_history(config) if each.values.get("count") == 1
+        ]
         compiled.update_state(earlier[0].config, {"done": ["edited"]}, as_node="work")
         compiled.invoke(None, config)
         found = Place("store", str(path), None)
@@ -103,7 +111,9 @@ def test_one_moment_with_its_question(place: Place) -> None:
     assert channels["count"]["value"] == 2 and channels["done"]["kind"] == "json"
     inside = next(run for each in told for run in each["inside"])["moments"][-1]
     nested = moment(place, "t", f"{inside['checkpoint']}|{inside['namespace']}")
-    assert {channel["name"] for channel in nested["channels"]} == {"done", "count"} and nested["moment"] is None
+    assert {channel["name"] for channel in nested["channels"]} == {"done", "count"} and nested[
+        "moment"
+    ] is None
     with pytest.raises(NotThere):
         moment(place, "t", "1f1e93a3-46c0-6a75-8008-e2fef11c0f71")
 

@@ -1,1 +1,3 @@
-"""What a run on record says of itself: entropy of its tokens, tool errors, lengths, and what selection changed."""
+"""What a run on record says of itself: entropy of its tokens, tool errors, lengths, and what
+selection changed.
+"""

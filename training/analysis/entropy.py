@@ -1,9 +1,12 @@
-"""Entropy of the completion tokens on record: one forward pass over exactly the tokens that were sampled.
+"""Entropy of the completion tokens on record: one forward pass over exactly the tokens that were
+sampled.
 
-In nats, over the whole vocabulary, of the distribution at the temperature that the call was sampled at: no top-p and no
-schema, which cut that distribution further. A call at temperature 0 has its entropy at temperature 1.
+In nats, over the whole vocabulary, of the distribution at the temperature that the call was sampled
+at: no top-p and no schema, which cut that distribution further. A call at temperature 0 has its
+entropy at temperature 1.
 
-Mean -log p of the sampled tokens, as recorded: what the entropy is the mean of, for all steps and without weights.
+Mean -log p of the sampled tokens, as recorded: what the entropy is the mean of, for all steps and
+without weights.
 
 It is an estimate of the mean entropy, and tells nothing of a single token.
 """
@@ -39,7 +42,9 @@ __all__ = [
 TOKENS = 8192
 """Tokens that are forwarded at once, unless one row is longer."""
 After = Literal["none", "ok", "error"]
-"""What tool responses a call begins after: none, none that failed, or one that failed by the policy's doing."""
+"""What tool responses a call begins after: none, none that failed, or one that failed by the
+policy's doing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,11 @@ def call_entropies(
     roles: Collection[str] = (),
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> Iterator[CallEntropy]:
-    """Of each trajectory the named calls, in their order. `roles`: those whose adapters the model has.
+    """Of each trajectory the named calls, in their order. `roles`: those whose adapters the model
+    has.
 
-    `on_tokens` is told of completion tokens as they are done. Raises `ModelError` where the model has fewer tokens than
-    the record.
+    `on_tokens` is told of completion tokens as they are done. Raises `ModelError` where the model
+    has fewer tokens than the record.
     """
     rows = [each for trajectory, calls in wanted for each in _rows(trajectory, calls, roles)]
     _check_vocabulary(model, (row for row, _ in rows))
@@ -102,23 +108,37 @@ def call_entropies(
                 yield _entropy_of(trajectory, call, by_id, *found[call.id])
 
 
-def responses_before(trajectory: Trajectory, call: Call, by_id: Mapping[str, Call]) -> tuple[ToolStatus, ...]:
-    """Statuses of the tool responses that a call begins after: to the calls of the answer that it goes on from."""
+def responses_before(
+    trajectory: Trajectory, call: Call, by_id: Mapping[str, Call]
+) -> tuple[ToolStatus, ...]:
+    """Statuses of the tool responses that a call begins after: to the calls of the answer that it
+    goes on from.
+    """
     before = by_id.get(call.parent or call.branch_of or "")
     asked = set(asked_ids(before)) if before is not None else set[str]()
-    return tuple(tool.status for tool in trajectory.tool_calls if tool.tool_call_id in asked and tool.status)
+    return tuple(
+        tool.status for tool in trajectory.tool_calls if tool.tool_call_id in asked and tool.status
+    )
 
 
 _Spans = tuple[tuple[str, int, int], ...]
 """Calls of a row whose tokens are wanted there, with their first and last place."""
 
 
-def _rows(trajectory: Trajectory, wanted: Collection[str], roles: Collection[str]) -> Iterator[tuple[Row, _Spans]]:
-    """A row for each path with wanted calls, and for each adapter among them; a call is wanted in the first only."""
+def _rows(
+    trajectory: Trajectory, wanted: Collection[str], roles: Collection[str]
+) -> Iterator[tuple[Row, _Spans]]:
+    """A row for each path with wanted calls, and for each adapter among them; a call is wanted in
+    the first only.
+    """
     seen: set[str] = set()
     for path in paths(trajectory.calls):
-        fresh = [call for call in path if call.id in wanted and call.id not in seen and call.token_ids]
-        adapters = {call.id: call.identity.role if call.identity.role in roles else "" for call in fresh}
+        fresh = [
+            call for call in path if call.id in wanted and call.id not in seen and call.token_ids
+        ]
+        adapters = {
+            call.id: call.identity.role if call.identity.role in roles else "" for call in fresh
+        }
         for role in dict.fromkeys(adapters.values()):
             mine = {call_id for call_id, adapter in adapters.items() if adapter == role}
             last = max(place for place, call in enumerate(path) if call.id in mine)
@@ -145,7 +165,16 @@ def _row(path: Sequence[Call], wanted: Collection[str], role: str) -> tuple[Row,
         start = stop
     mask[:1] = False  # nothing predicts the first token of a sequence
     nothing = np.zeros(size, np.float32)
-    row = Row(token_ids, mask, logprobs, nothing, temperatures, recorded_at, np.zeros(size, np.int64), role=role)
+    row = Row(
+        token_ids,
+        mask,
+        logprobs,
+        nothing,
+        temperatures,
+        recorded_at,
+        np.zeros(size, np.int64),
+        role=role,
+    )
     return row, tuple(spans)
 
 
@@ -157,7 +186,9 @@ def temperature_of(call: Call) -> float:
 def _forwarded(
     model: Any, rows: Iterable[Row], on_tokens: Callable[[int], None]
 ) -> Iterator[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Of each row its number; and of its wanted tokens the entropies, the log-probs, and the recorded log-probs."""
+    """Of each row its number; and of its wanted tokens the entropies, the log-probs, and the
+    recorded log-probs.
+    """
     device = next(model.parameters()).device
     listed = [row for row in rows if row.loss_mask.any()]
     forward: ForwardName = "tree"
@@ -167,7 +198,9 @@ def _forwarded(
     except ModelError:  # one whose attention cannot be replaced
         batches, first = micro_batches(listed, token_budget=TOKENS, forward="padded"), None
     for place, batch in enumerate(batches):
-        found = first if place == 0 and first is not None else token_entropies(model, batch.to(device))
+        found = (
+            first if place == 0 and first is not None else token_entropies(model, batch.to(device))
+        )
         entropies, logprobs = (each.float().cpu().numpy() for each in found)
         sequences, recorded = batch.sequences_K.numpy(), batch.old_logprobs_K.numpy()
         for number in np.unique(sequences):
@@ -204,7 +237,8 @@ def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
     largest = max((int(row.token_ids.max()) for row in rows), default=0)
     if largest >= size:
         raise ModelError(
-            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are another model's.",
+            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are"
+            " another model's.",
             "Name the weights that sampled them by --policy.",
         )
 
@@ -234,14 +268,18 @@ class SurpriseRow:
 
 
 def surprise_of(trajectory: Trajectory) -> Surprise:
-    """Of the tokens of a rollout whose log-probs are of the whole distribution that they were sampled from."""
+    """Of the tokens of a rollout whose log-probs are of the whole distribution that they were
+    sampled from.
+    """
     calls = [call for call in trajectory.own_calls if is_comparable(call)]
     logprobs = [np.asarray(call.logprobs)[np.asarray(call.mask, np.bool_)] for call in calls]
     return Surprise(-sum(float(each.sum()) for each in logprobs), sum(map(len, logprobs)))
 
 
 def is_comparable(call: Call) -> bool:
-    """Whether the recorded log-probs are those of the distribution at the temperature of the call."""
+    """Whether the recorded log-probs are those of the distribution at the temperature of the
+    call.
+    """
     if not call.token_ids or not call.logprobs:
         return False
     raw = call.logprob_kind is LogprobKind.RAW and call.sampled_with.temperature == 1
@@ -254,4 +292,8 @@ def surprise_rows(found: Iterable[tuple[str, int | None, Surprise]]) -> list[Sur
     for part, step, each in found:
         _, total, tokens = parts.get(part, (step, 0.0, 0))
         parts[part] = step, total + each.total, tokens + each.tokens
-    return [SurpriseRow(name, step, tokens, total / tokens) for name, (step, total, tokens) in parts.items() if tokens]
+    return [
+        SurpriseRow(name, step, tokens, total / tokens)
+        for name, (step, total, tokens) in parts.items()
+        if tokens
+    ]

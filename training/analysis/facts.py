@@ -1,11 +1,15 @@
-"""A run reduced to what its tables need: one record of facts for each rollout, read step by step, and no tokens.
+"""A run reduced to what its tables need: one record of facts for each rollout, read step by step,
+and no tokens.
 
-A rollout that was run once more, since a machine failed it, counts by its second attempt, as in `metrics.jsonl`.
+A rollout that was run once more, since a machine failed it, counts by its second attempt, as in
+`metrics.jsonl`.
 
-Tool calls that failed, over a training: by typed status first, and those with status `error` by class of exception.
+Tool calls that failed, over a training: by typed status first, and those with status `error` by
+class of exception.
 
-The status is decided by the side that enforces it. The class is read from the last line of what the code wrote to
-standard error, which is the code's own text: a label for a table, and nothing is decided by it.
+The status is decided by the side that enforces it. The class is read from the last line of what the
+code wrote to standard error, which is the code's own text: a label for a table, and nothing is
+decided by it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,14 @@ from hrm_agent.training.records.runs import RecordedRuns
 from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
 from hrm_agent.training.select.penalties import count_calls, penalty_format, policy_tool_calls
 from hrm_agent.training.select.roc import is_positive, outcome_of
-from hrm_agent.trajectory import DropReason, Overlay, RunStatus, ToolStatus, Trajectory, step_in_name
+from hrm_agent.trajectory import (
+    DropReason,
+    Overlay,
+    RunStatus,
+    ToolStatus,
+    Trajectory,
+    step_in_name,
+)
 
 __all__ = [
     "ErrorClass",
@@ -63,8 +74,9 @@ class ToolErrorRow:
     errors: dict[str, int]
     """Those with status `error` by class of exception."""
     correct_with_tool_error: float
-    """Share of correct rollouts with a tool call that failed by the policy's doing, as `metrics.jsonl` has it; nan if
-    none is correct."""
+    """Share of correct rollouts with a tool call that failed by the policy's doing, as
+    `metrics.jsonl` has it; nan if none is correct.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,9 @@ def error_class(stderr: str) -> str:
     return found[1] if found else _UNNAMED
 
 
-def tool_error_rows(facts: Sequence[RolloutFacts], metrics: dict[str, StepMetrics]) -> list[ToolErrorRow]:
+def tool_error_rows(
+    facts: Sequence[RolloutFacts], metrics: dict[str, StepMetrics]
+) -> list[ToolErrorRow]:
     """One row for each part, in the order of the facts; `metrics` by part."""
     parts: dict[str, list[RolloutFacts]] = {}
     for each in facts:
@@ -109,7 +123,10 @@ def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
         for name, line in each.error_examples:
             lines.setdefault(name, Counter())[line] += 1
         right.update(each.errors.keys() if each.correct else ())
-    found = [ErrorClass(name, seen.total(), right[name], seen.most_common(1)[0][0]) for name, seen in lines.items()]
+    found = [
+        ErrorClass(name, seen.total(), right[name], seen.most_common(1)[0][0])
+        for name, seen in lines.items()
+    ]
     return sorted(found, key=lambda each: (-each.calls, each.name))
 
 
@@ -133,7 +150,9 @@ StepMetrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rollouts that belong together: those of one training step, of one evaluation, or of no run in particular."""
+    """Rollouts that belong together: those of one training step, of one evaluation, or of no run in
+    particular.
+    """
 
     name: str
     """`step 1`, counted as the console counts; `eval-after`; the run's stage; or `single runs`."""
@@ -192,23 +211,30 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
     found: dict[tuple[int | None, str], list[Trajectory]] = {}
     for header in counted:
         found.setdefault(_place(header, overlays.get(header.id)), []).append(header)
-    ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))  # others as they were begun
+    # others as they were begun
+    ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))
     return [_part(step, name, found[step, name], overlays) for step, name in ordered]
 
 
-def read_part(runs: RecordedRuns, part: Part, left_out: dict[str, int]) -> tuple[list[RolloutFacts], StepMetrics]:
+def read_part(
+    runs: RecordedRuns, part: Part, left_out: dict[str, int]
+) -> tuple[list[RolloutFacts], StepMetrics]:
     """Facts of each rollout of a part, and the metrics of all of them."""
     whole = [*readable(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
     beside = {each.trajectory_id for each in part.overlays.values() if _is_beside(each)}
     counted = [trajectory for trajectory in whole if trajectory.id not in beside]
-    return facts, group_metrics(counted, [each for name, each in part.overlays.items() if name not in beside])
+    return facts, group_metrics(
+        counted, [each for name, each in part.overlays.items() if name not in beside]
+    )
 
 
 def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> RolloutFacts:
     """The facts of one rollout."""
     tools = trajectory.own_tool_calls
-    counted = count_calls(policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else "")
+    counted = count_calls(
+        policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else ""
+    )
     raised = [call for call in tools if call.status is ToolStatus.ERROR]
     classes = [error_class(call.stderr) for call in raised]
     return RolloutFacts(
@@ -221,18 +247,24 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
         errors=Counter(classes),
         failed=any(call.status is not None and call.status.is_policy_failure for call in tools),
         penalty_error=overlay.penalty_error if overlay else counted.error,
-        penalty_format=overlay.penalty_format
-        if overlay
-        else penalty_format(trajectory.own_calls, counted, trajectory.policy),
+        penalty_format=(
+            overlay.penalty_format
+            if overlay
+            else penalty_format(trajectory.own_calls, counted, trajectory.policy)
+        ),
         padding=len(counted.padding),
         verdict=overlay.verdict.value if overlay else None,
         drop_reason=overlay.drop_reason.value if overlay and overlay.drop_reason else None,
         surprise=surprise_of(trajectory),
-        error_examples=tuple(zip(classes, (error_line(call.stderr) for call in raised), strict=True)),
+        error_examples=tuple(
+            zip(classes, (error_line(call.stderr) for call in raised), strict=True)
+        ),
     )
 
 
-def readable(runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]) -> Iterator[Trajectory]:
+def readable(
+    runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]
+) -> Iterator[Trajectory]:
     """The trajectories with their calls; those that are damaged are counted in `left_out`."""
     for header in headers:
         try:
@@ -243,11 +275,15 @@ def readable(runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[s
 
 
 def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
-    """The newest of each trajectory by the run that made it: others judged it for trainings of their own."""
+    """The newest of each trajectory by the run that made it: others judged it for trainings of
+    their own.
+    """
     if runs.store is None:
         return {}
     journal = runs.store.journal
-    return {each.trajectory_id: each for run_id in sorted(run_ids) for each in journal.overlays(run_id)}
+    return {
+        each.trajectory_id: each for run_id in sorted(run_ids) for each in journal.overlays(run_id)
+    }
 
 
 def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str]:
@@ -260,10 +296,14 @@ def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str
 
 
 def _is_beside(overlay: Overlay) -> bool:
-    """Whether the metrics of a step leave the rollout out: its group went on without it, or it came from another."""
+    """Whether the metrics of a step leave the rollout out: its group went on without it, or it came
+    from another.
+    """
     return overlay.carried_from is not None or overlay.drop_reason is DropReason.CUT_OFF
 
 
-def _part(step: int | None, name: str, headers: Sequence[Trajectory], overlays: Mapping[str, Overlay]) -> Part:
+def _part(
+    step: int | None, name: str, headers: Sequence[Trajectory], overlays: Mapping[str, Overlay]
+) -> Part:
     own = {header.id: overlays[header.id] for header in headers if header.id in overlays}
     return Part(name, step, tuple(headers), own)

@@ -1,7 +1,7 @@
 """The folder of an analysis: all of it, or what was there before.
 
-It is written in a hidden folder beside, which its process holds a lock on. One that nobody holds is of a process that
-was killed, and is taken away by the next.
+It is written in a hidden folder beside, which its process holds a lock on. One that nobody holds is
+of a process that was killed, and is taken away by the next.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ _REST = "-before"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` for a place that holds something else, or that nothing can be written to."""
+    """Raise `ConfigError` for a place that holds something else,
+    or that nothing can be written to.
+    """
     if folder.is_dir() and any(folder.iterdir()) and not _is_analysis(folder):
         raise ConfigError(
-            f"{folder} is not empty, and holds no analysis that could be replaced.", "Name another folder by --out."
+            f"{folder} is not empty, and holds no analysis that could be replaced.",
+            "Name another folder by --out.",
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file.", "Name a folder by --out.")
@@ -44,13 +47,17 @@ def check_folder(folder: Path) -> None:
     try:
         tempfile.TemporaryDirectory(prefix=".hrm-agent-", dir=above).cleanup()
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror}.", "Name another folder by --out.") from error
+        raise ConfigError(
+            f"{folder} cannot be made: {error.strerror}.", "Name another folder by --out."
+        ) from error
 
 
 def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder: Path) -> list[str]:
-    """Report, tokens, pictures and page in `folder`; names of the files. In place of an earlier analysis.
+    """Report, tokens, pictures and page in `folder`; names of the files. In place of an earlier
+    analysis.
 
-    Without matplotlib there are no pictures. Raises `ConfigError` for a folder that holds something else.
+    Without matplotlib there are no pictures. Raises `ConfigError` for a folder that holds something
+    else.
     """
     check_folder(folder)
     with _whole(folder) as part:
@@ -78,11 +85,14 @@ def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], d
 
 @contextmanager
 def _whole(folder: Path) -> Generator[Path]:
-    """A folder to write to, which takes the place of `folder` at the end, and is gone on failure."""
+    """A folder to write to, which takes the place of `folder` at the end,
+    and is gone on failure.
+    """
     folder = folder.resolve()  # where a link leads: what it names is replaced, and the link stays
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        with locked_folder(folder.parent):  # nobody takes the new folder for a stale one before it is locked
+        # nobody takes the new folder for a stale one before it is locked
+        with locked_folder(folder.parent):
             _remove_stale(folder)
             made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
             stack.callback(shutil.rmtree, made, ignore_errors=True)
@@ -98,10 +108,15 @@ def _whole(folder: Path) -> Generator[Path]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What a process that was killed has left; the analysis that it was about to replace is put back."""
+    """What a process that was killed has left; the analysis that it was about to replace is put
+    back.
+    """
     name = re.compile(rf"\.{re.escape(folder.name)}-[a-z0-9_]{{8}}({_REST})?")
-    for left in [path for path in folder.parent.iterdir() if name.fullmatch(path.name) and _is_ours(path)]:
-        with suppress(OSError), locked_folder(left, fcntl.LOCK_NB):  # it may be another user's, or be written
+    for left in [
+        path for path in folder.parent.iterdir() if name.fullmatch(path.name) and _is_ours(path)
+    ]:
+        # it may be another user's, or be written
+        with suppress(OSError), locked_folder(left, fcntl.LOCK_NB):
             if left.name.endswith(_REST) and not folder.exists():
                 left.rename(folder)
             else:
@@ -110,7 +125,12 @@ def _remove_stale(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether nothing but files of an analysis is in there."""
-    known = {_REPORT, _TOKENS, _PAGE, *(f"{each.name}{dark}.png" for each in PICTURES for dark in ("", "-dark"))}
+    known = {
+        _REPORT,
+        _TOKENS,
+        _PAGE,
+        *(f"{each.name}{dark}.png" for each in PICTURES for dark in ("", "-dark")),
+    }
     with suppress(OSError):
         return (
             path.is_dir()
@@ -130,7 +150,9 @@ def _is_analysis(folder: Path) -> bool:
 
 def _line(marked: MarkedCall) -> dict[str, Any]:
     call = marked.call
-    entropies = [None if math.isnan(value) else round(value, 5) for value in call.entropies.tolist()]
+    entropies = [
+        None if math.isnan(value) else round(value, 5) for value in call.entropies.tolist()
+    ]
     return {
         "call": call.call_id,
         "entropy": entropies,

@@ -1,8 +1,8 @@
 """Forking tokens: the tokens of highest entropy, at which a reasoning may go one way or another.
 
-rStar2-Agent (arXiv 2508.20722, section 5.4) takes the fifth of all completion tokens with the highest entropy. The
-threshold is that quantile of the tokens that were analysed, in nats, and stands in the report: of a policy that is sure
-of nearly everything, it is low.
+rStar2-Agent (arXiv 2508.20722, section 5.4) takes the fifth of all completion tokens with the
+highest entropy. The threshold is that quantile of the tokens that were analysed, in nats, and
+stands in the report: of a policy that is sure of nearly everything, it is low.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class TokenRow:
 def fork_threshold(calls: Sequence[CallEntropy], share: float) -> float:
     """The entropy that a share of all completion tokens is above; nan without one."""
     values = [each.entropies[each.sampled] for each in calls]
-    return float(np.quantile(np.concatenate(values), 1 - share)) if any(map(len, values)) else float("nan")
+    return (
+        float(np.quantile(np.concatenate(values), 1 - share))
+        if any(map(len, values))
+        else float("nan")
+    )
 
 
 def forking_indices(call: CallEntropy, threshold: float) -> list[int]:
@@ -81,7 +85,9 @@ def token_rows(
     marked: Callable[[CallEntropy], Sequence[int]],
     could_be: Callable[[CallEntropy], Sequence[int]] = lambda call: call.sampled.tolist(),
 ) -> list[TokenRow]:
-    """The commonest texts of marked tokens first. `could_be`: places of a call that are counted as occurrences."""
+    """The commonest texts of marked tokens first. `could_be`: places of a call that are counted as
+    occurrences.
+    """
     places: dict[str, list[tuple[CallEntropy, int]]] = defaultdict(list)
     seen: defaultdict[str, int] = defaultdict(int)
     for call in calls:
@@ -94,12 +100,15 @@ def token_rows(
     return [_row(text, found, seen[text], total, texts) for text, found in ordered]
 
 
-def _row(text: str, found: Sequence[tuple[CallEntropy, int]], seen: int, total: int, texts: Texts) -> TokenRow:
+def _row(
+    text: str, found: Sequence[tuple[CallEntropy, int]], seen: int, total: int, texts: Texts
+) -> TokenRow:
     ordered = sorted(found, key=lambda place: -float(place[0].entropies[place[1]]))
     examples: dict[tuple[str, str], TokenExample] = {}
     for call, index in ordered:
         example = _example(call, index, texts[call.call_id])
-        examples.setdefault((example.before, example.after), example)  # siblings say the same: once is enough
+        # siblings say the same: once is enough
+        examples.setdefault((example.before, example.after), example)
         if len(examples) == EXAMPLES:
             break
     mean = float(np.mean([call.entropies[index] for call, index in found]))

@@ -28,7 +28,9 @@ class LengthBin:
     accuracy: float
     """Share of them that is right."""
     interval: tuple[float, float]
-    """95 % interval of `accuracy` (Wilson), as if rollouts were independent: siblings of a group are not quite."""
+    """95 % interval of `accuracy` (Wilson), as if rollouts were independent: siblings of a group
+    are not quite.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ class LengthRow:
 
 def length_bins(facts: Iterable[RolloutFacts], bins: int = _BINS) -> list[LengthBin]:
     """About equally many rollouts a bin; equal lengths are never in two bins."""
-    known = sorted((each.tokens, each.correct) for each in facts if each.tokens is not None and each.scored)
+    known = sorted(
+        (each.tokens, each.correct) for each in facts if each.tokens is not None and each.scored
+    )
     found: list[LengthBin] = []
     start = 0
     for number in range(1, bins + 1):
@@ -81,11 +85,19 @@ def length_rows(facts: Sequence[RolloutFacts]) -> list[LengthRow]:
 
 
 def mean_tokens(facts: Iterable[RolloutFacts], *, correct: bool) -> float:
-    """Mean completion tokens of the correct rollouts, or of the wrong ones; nan where none is known."""
+    """Mean completion tokens of the correct rollouts, or of the wrong ones; nan where none is
+    known.
+    """
     known = [each.tokens for each in facts if each.correct is correct and each.tokens is not None]
     return fmean(known) if known else math.nan
 
 
 def _bin(known: Sequence[tuple[int, bool]]) -> LengthBin:
     right = sum(correct for _, correct in known)
-    return LengthBin(known[0][0], known[-1][0], len(known), right / len(known), wilson_interval(right, len(known)))
+    return LengthBin(
+        known[0][0],
+        known[-1][0],
+        len(known),
+        right / len(known),
+        wilson_interval(right, len(known)),
+    )

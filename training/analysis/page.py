@@ -33,8 +33,19 @@ _ROWS = 12
 _AROUND = 48
 """Characters of context in a table."""
 _LEVELS = 8
-AFTER = {"error": "after a tool error", "ok": "after a tool response without error", "none": "after no tool response"}
-_TOKEN_COLUMNS = ("token", "count", "share", "mean nats", "of all its places", "where its entropy is highest")
+AFTER = {
+    "error": "after a tool error",
+    "ok": "after a tool response without error",
+    "none": "after no tool response",
+}
+_TOKEN_COLUMNS = (
+    "token",
+    "count",
+    "share",
+    "mean nats",
+    "of all its places",
+    "where its entropy is highest",
+)
 
 _STYLE = """
 :root{--heat:209,99,11}@media (prefers-color-scheme:dark){:root{--heat:170,75,0}}
@@ -46,10 +57,17 @@ picture img{width:100%;min-width:640px;max-width:1100px;height:auto;display:bloc
 .wide td:last-child code{display:inline-block;min-width:20rem}
 mark{background:rgba(var(--heat),.35);color:inherit}
 .f{text-decoration:underline;text-underline-offset:3px}.r{text-decoration:underline double;text-underline-offset:3px}
-""" + "".join(f".e{level}{{background:rgba(var(--heat),.{level}0)}}" for level in range(1, _LEVELS + 1))
+""" + "".join(
+    f".e{level}{{background:rgba(var(--heat),.{level}0)}}" for level in range(1, _LEVELS + 1)
+)
 
 
-def page(report: AnalysisReport, marked: Sequence[MarkedCall], light: dict[str, bytes], dark: dict[str, bytes]) -> str:
+def page(
+    report: AnalysisReport,
+    marked: Sequence[MarkedCall],
+    light: dict[str, bytes],
+    dark: dict[str, bytes],
+) -> str:
     """The page; `light` and `dark`: PNG files by name of their picture."""
     alts = {each.name: each.alt for each in PICTURES}
 
@@ -66,10 +84,20 @@ def page(report: AnalysisReport, marked: Sequence[MarkedCall], light: dict[str, 
     if report.length_bins:
         parts += [_section("Length and accuracy", shows("lengths"), _table(length_table(report)))]
     if report.selection:
-        parts += [_section("What selection changed", shows("selection"), *map(_table, selection_table(report)))]
-    parts += [_section("Step by step", *(_folded(each.title, _table(each)) for each in step_tables(report)))]
+        parts += [
+            _section(
+                "What selection changed", shows("selection"), *map(_table, selection_table(report))
+            )
+        ]
+    parts += [
+        _section(
+            "Step by step", *(_folded(each.title, _table(each)) for each in step_tables(report))
+        )
+    ]
     title = f"Analysis of {report.run}"
-    return document(title, element("h1", "Analysis of ", element("bdi", report.run)), *parts, style=_STYLE)
+    return document(
+        title, element("h1", "Analysis of ", element("bdi", report.run)), *parts, style=_STYLE
+    )
 
 
 def _told(report: AnalysisReport) -> list[Html]:
@@ -77,8 +105,9 @@ def _told(report: AnalysisReport) -> list[Html]:
     lines = [f"{report.rollouts:,} rollouts."]
     if (tokens := report.tokens) is not None:
         lines[0] = (
-            f"{report.rollouts:,} rollouts. Entropy of {tokens.tokens:,} completion tokens in {tokens.calls:,} calls of"
-            f" {tokens.rollouts:,} of them: at most {tokens.limit} a part of the run, drawn by seed {tokens.seed}."
+            f"{report.rollouts:,} rollouts. Entropy of {tokens.tokens:,} completion tokens in"
+            f" {tokens.calls:,} calls of {tokens.rollouts:,} of them: at most {tokens.limit} a part"
+            f" of the run, drawn by seed {tokens.seed}."
         )
     lines += [f"Missing: {name}, because {why}." for name, why in report.missing.items()]
     lines += [f"Left out: {count:,} ({why})." for why, count in report.left_out.items()]
@@ -100,7 +129,11 @@ def _table(found: Columns) -> Html:
 
 def _picture(alt: str, light: bytes, dark: bytes | None) -> Html:
     """In the page itself, as the reader's colours want it."""
-    source = element("source", media="(prefers-color-scheme: dark)", srcset=_data(dark)) if dark is not None else None
+    source = (
+        element("source", media="(prefers-color-scheme: dark)", srcset=_data(dark))
+        if dark is not None
+        else None
+    )
     return scrolled(alt, element("picture", source, element("img", src=_data(light), alt=alt)))
 
 
@@ -136,15 +169,20 @@ def _entropy(tokens: TokenReport, run: str, image: Html | None) -> Html:
 
 
 def _quantiles(found: Mapping[str, float]) -> str:
-    return ", ".join(f"{float(q):.0%} of the tokens are below {value:.3g}" for q, value in found.items())
+    return ", ".join(
+        f"{float(q):.0%} of the tokens are below {value:.3g}" for q, value in found.items()
+    )
 
 
 def _reflection(tokens: TokenReport, image: Html | None) -> Html:
     told = (
-        f"The first {tokens.window} completion tokens of a call that begins after a tool response; of them those above"
-        " the same threshold are reflection tokens."
+        f"The first {tokens.window} completion tokens of a call that begins after a tool response;"
+        " of them those above the same threshold are reflection tokens."
     )
-    tables = [_tokens(f"reflection tokens {AFTER[each.after]}", each.rows) for each in _after_tools(tokens)]
+    tables = [
+        _tokens(f"reflection tokens {AFTER[each.after]}", each.rows)
+        for each in _after_tools(tokens)
+    ]
     return _section(
         "Reflection after tool responses",
         element("p", told),
@@ -162,7 +200,11 @@ def _tokens(title: str, rows: Sequence[TokenRow]) -> Html:
     first = _table(Columns(title, _TOKEN_COLUMNS, [_token_row(row) for row in rows[:_ROWS]]))
     if len(rows) <= _ROWS:
         return first
-    others = Columns(f"{title}, from the {_ROWS + 1}th on", _TOKEN_COLUMNS, [_token_row(row) for row in rows[_ROWS:]])
+    others = Columns(
+        f"{title}, from the {_ROWS + 1}th on",
+        _TOKEN_COLUMNS,
+        [_token_row(row) for row in rows[_ROWS:]],
+    )
     return join(first, _folded(f"{len(rows) - _ROWS} further tokens", _table(others)))
 
 
@@ -175,20 +217,23 @@ def _token_row(row: TokenRow) -> list[Any]:
 def _example(found: TokenExample) -> Html:
     told = f"{found.entropy:.3f} nats, call {found.call_id[:8]}, token {found.index}"
     before, text, after = (
-        _whole(each).replace("\n", "⏎") for each in (found.before[-_AROUND:], found.text, found.after[:_AROUND])
+        _whole(each).replace("\n", "⏎")
+        for each in (found.before[-_AROUND:], found.text, found.after[:_AROUND])
     )
     return element("code", element("bdi", before, element("mark", text), after), title=told)
 
 
 def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Html:
-    by_rollout = [list(calls) for _, calls in groupby(marked, key=lambda each: each.call.trajectory_id)]
+    by_rollout = [
+        list(calls) for _, calls in groupby(marked, key=lambda each: each.call.trajectory_id)
+    ]
     erred = [calls for calls in by_rollout if any(each.call.after == "error" for each in calls)]
     others = [calls for calls in by_rollout if calls not in erred]
     scale = max(tokens.quantiles["0.99"], 1e-6)
     told = (
         "The stronger its colour, the higher the entropy of a token; at full strength it has"
-        f" {scale:.2g} nats or more. Forking tokens are underlined once, reflection tokens twice. Grey: prompt tokens,"
-        " which the policy did not sample."
+        f" {scale:.2g} nats or more. Forking tokens are underlined once, reflection tokens twice."
+        " Grey: prompt tokens, which the policy did not sample."
     )
     shown_calls = [_rollout(calls, scale) for calls in (*_spread(erred), *_spread(others))]
     return _section("Tokens in their text", element("p", told), *shown_calls)
@@ -206,7 +251,13 @@ def _rollout(calls: Sequence[MarkedCall], scale: float) -> Html:
         begin = int(each.call.sampled[0]) if len(each.call.sampled) else len(each.texts)
         prompt = element("bdi", _whole("".join(each.texts[:begin])), class_="quiet")
         parts += [
-            element("p", "call ", element("bdi", each.call.call_id[:8]), f", {AFTER[each.call.after]}", class_="quiet"),
+            element(
+                "p",
+                "call ",
+                element("bdi", each.call.call_id[:8]),
+                f", {AFTER[each.call.after]}",
+                class_="quiet",
+            ),
             _folded(f"{begin} prompt tokens", element("pre", prompt)),
             element("pre", element("bdi", *_sampled(each, scale, begin))),
         ]
@@ -221,5 +272,7 @@ def _sampled(each: MarkedCall, scale: float, begin: int) -> Iterator[Html]:
             yield element("span", text, class_="quiet")
             continue
         level = min(_LEVELS, round(_LEVELS * entropy / scale))
-        classes = [f"e{level}"] * (level > 0) + ["r" if place in reflection else "f"] * (place in forking)
+        classes = [f"e{level}"] * (level > 0) + ["r" if place in reflection else "f"] * (
+            place in forking
+        )
         yield element("span", text, class_=" ".join(classes) or None, title=f"{entropy:.3f} nats")

@@ -1,7 +1,9 @@
-"""Reflection tokens: tokens of high entropy among the first that a policy samples after a tool response.
+"""Reflection tokens: tokens of high entropy among the first that a policy samples after a tool
+response.
 
-There it reads what its code came to, and the paper finds it checking, or turning to repair. So the tables are apart by
-what the response was: after responses of which one failed by the policy's doing, and after others.
+There it reads what its code came to, and the paper finds it checking, or turning to repair. So the
+tables are apart by what the response was: after responses of which one failed by the policy's
+doing, and after others.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class ReflectionReport:
     """What is sampled right after tool responses of one kind."""
 
     after: After
-    """`ok` or `error`; `none` for the first tokens of calls that begin after no tool response, to compare with."""
+    """`ok` or `error`; `none` for the first tokens of calls that begin after no tool response, to
+    compare with.
+    """
     calls: int
     """Calls that begin after such responses."""
     tokens: int
@@ -56,22 +60,30 @@ def reflections(
     calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int = WINDOW
 ) -> list[ReflectionReport]:
     """After responses that failed, after others, and after none."""
-    return [_report(kind, [c for c in calls if c.after == kind], texts, threshold, window) for kind in _KINDS]
+    return [
+        _report(kind, [c for c in calls if c.after == kind], texts, threshold, window)
+        for kind in _KINDS
+    ]
 
 
 _KINDS: tuple[After, ...] = ("error", "ok", "none")
 
 
-def _report(kind: After, calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int) -> ReflectionReport:
+def _report(
+    kind: After, calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int
+) -> ReflectionReport:
     def places(call: CallEntropy) -> list[int]:
         return first_places(call, window)
 
     def marked(call: CallEntropy) -> list[int]:
         return [place for place in places(call) if call.entropies[place] > threshold]
 
-    values = np.concatenate([call.entropies[places(call)] for call in calls]) if calls else np.zeros(0)
+    values = (
+        np.concatenate([call.entropies[places(call)] for call in calls]) if calls else np.zeros(0)
+    )
     by_place = [
-        [float(c.entropies[c.sampled[place]]) for c in calls if len(c.sampled) > place] for place in range(window)
+        [float(c.entropies[c.sampled[place]]) for c in calls if len(c.sampled) > place]
+        for place in range(window)
     ]
     return ReflectionReport(
         after=kind,

@@ -1,4 +1,6 @@
-"""The whole analysis of a run as one record, and how it is made: the store is read once, step by step."""
+"""The whole analysis of a run as one record, and how it is made: the store is read once, step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from hrm_agent.training.analysis.facts import (
     read_part,
     tool_error_rows,
 )
-from hrm_agent.training.analysis.forking import TokenRow, fork_threshold, forking_indices, token_rows
+from hrm_agent.training.analysis.forking import (
+    TokenRow,
+    fork_threshold,
+    forking_indices,
+    token_rows,
+)
 from hrm_agent.training.analysis.lengths import LengthBin, LengthRow, length_bins, length_rows
 from hrm_agent.training.analysis.reflection import ReflectionReport, reflection_indices, reflections
 from hrm_agent.training.analysis.selection import (
@@ -106,7 +113,9 @@ class AnalysisReport:
     tokens: TokenReport | None
     """Entropies; None where `missing` says why."""
     surprise: tuple[SurpriseRow, ...]
-    """Mean -log p of all sampled tokens as recorded, part by part: an estimate of the mean entropy."""
+    """Mean -log p of all sampled tokens as recorded, part by part:
+    an estimate of the mean entropy.
+    """
     tool_errors: tuple[ToolErrorRow, ...]
     """Tool calls, part by part."""
     error_classes: tuple[ErrorClass, ...]
@@ -144,7 +153,8 @@ def analyse(
     with_tokens: bool = True,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[AnalysisReport, list[MarkedCall]]:
-    """The report, and the calls whose tokens were analysed. Raises `RunError` where nothing has ended.
+    """The report, and the calls whose tokens were analysed. Raises `RunError` where nothing has
+    ended.
 
     `on_progress` is told what is being done, and how many rollouts of all are done.
     """
@@ -154,15 +164,20 @@ def analyse(
     if not total:
         raise RunError(
             f"There is no ended run on record in {runs.where}.",
-            "`hrm-agent history --store PATH` lists what there is. Of a training on records, name the record itself.",
+            "`hrm-agent history --store PATH` lists what there is. Of a training on records, name"
+            " the record itself.",
         )
     folder = Path(runs.where)
     chosen = chosen_parts(parts, folder, options) if with_tokens else []
     facts, metrics = _read(runs, parts, left_out, lambda done: on_progress("", done, total))
-    found = analysed_tokens(runs, chosen, folder, options, lambda name: on_progress(f"tokens by {name}", total, total))
+    found = analysed_tokens(
+        runs, chosen, folder, options, lambda name: on_progress(f"tokens by {name}", total, total)
+    )
     tokens, marked = _token_report(found, options) if found.calls else (None, [])
     left_out |= {f"calls: {why}": count for why, count in found.left_out.items() if count}
-    selected = [(part.step, metrics[part.name]) for part in parts if part.step is not None and part.overlays]
+    selected = [
+        (part.step, metrics[part.name]) for part in parts if part.step is not None and part.overlays
+    ]
     report = AnalysisReport(
         schema_version=SCHEMA,
         run=runs.where,
@@ -183,7 +198,10 @@ def analyse(
 
 
 def _read(
-    runs: RecordedRuns, parts: Iterable[Part], left_out: dict[str, int], on_done: Callable[[int], None]
+    runs: RecordedRuns,
+    parts: Iterable[Part],
+    left_out: dict[str, int],
+    on_done: Callable[[int], None],
 ) -> tuple[list[RolloutFacts], dict[str, StepMetrics]]:
     facts: list[RolloutFacts] = []
     metrics: dict[str, StepMetrics] = {}
@@ -194,7 +212,9 @@ def _read(
     return facts, metrics
 
 
-def _token_report(found: AnalysedTokens, options: TokenOptions) -> tuple[TokenReport, list[MarkedCall]]:
+def _token_report(
+    found: AnalysedTokens, options: TokenOptions
+) -> tuple[TokenReport, list[MarkedCall]]:
     calls, texts = found.calls, found.texts
     entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
     threshold, largest = fork_threshold(calls, options.share), float(entropies.max(initial=0.0))
@@ -206,7 +226,10 @@ def _token_report(found: AnalysedTokens, options: TokenOptions) -> tuple[TokenRe
         calls=len(calls),
         tokens=len(entropies),
         mean_entropy=float(entropies.mean()) if len(entropies) else math.nan,
-        quantiles={f"{q:g}": float(np.quantile(entropies, q)) if len(entropies) else math.nan for q in _QUANTILES},
+        quantiles={
+            f"{q:g}": float(np.quantile(entropies, q)) if len(entropies) else math.nan
+            for q in _QUANTILES
+        },
         share=options.share,
         threshold=threshold,
         window=options.window,
@@ -229,13 +252,17 @@ def _token_report(found: AnalysedTokens, options: TokenOptions) -> tuple[TokenRe
     return report, marked
 
 
-def _missing(facts: Sequence[RolloutFacts], found: AnalysedTokens, *, with_tokens: bool) -> dict[str, str]:
+def _missing(
+    facts: Sequence[RolloutFacts], found: AnalysedTokens, *, with_tokens: bool
+) -> dict[str, str]:
     """Parts of the analysis that the record has nothing for."""
     missing: dict[str, str] = {}
     if not with_tokens:
         missing["tokens"] = "they were not asked for (--no-tokens)"
     elif not found.calls:
-        why = ", ".join(f"{count} calls: {reason}" for reason, count in found.left_out.items() if count)
+        why = ", ".join(
+            f"{count} calls: {reason}" for reason, count in found.left_out.items() if count
+        )
         missing["tokens"] = why or "no call was made"
     if not any(each.statuses for each in facts):
         missing["tool errors"] = "no tool was called"

@@ -1,7 +1,9 @@
-"""What selection changed: all rollouts of a training against those that it was trained on, and why others were not.
+"""What selection changed: all rollouts of a training against those that it was trained on, and why
+others were not.
 
-Groups whose rewards are all equal are rejected whole, whatever the algorithm. So what the choice of rollouts within a
-group changed is seen against all rollouts of the groups that taught something, not against all rollouts.
+Groups whose rewards are all equal are rejected whole, whatever the algorithm. So what the choice of
+rollouts within a group changed is seen against all rollouts of the groups that taught something,
+not against all rollouts.
 """
 
 from __future__ import annotations
@@ -16,12 +18,21 @@ from hrm_agent.training.analysis.facts import RolloutFacts, StepMetrics
 from hrm_agent.training.analysis.lengths import mean_tokens
 from hrm_agent.trajectory import Verdict
 
-__all__ = ["DropRow", "SelectedShare", "SelectionRow", "drop_rows", "selected_shares", "selection_rows"]
+__all__ = [
+    "DropRow",
+    "SelectedShare",
+    "SelectionRow",
+    "drop_rows",
+    "selected_shares",
+    "selection_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedShare:
-    """One measure of all rollouts, of those in groups that taught something, and of those that were kept."""
+    """One measure of all rollouts, of those in groups that taught something, and of those that were
+    kept.
+    """
 
     measure: str
     """What is measured."""
@@ -76,7 +87,10 @@ def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
         return []
     in_groups = [each for each in judged if each.verdict != Verdict.GROUP_REJECTED]
     kept = [each for each in judged if each.verdict == Verdict.KEPT]
-    return [SelectedShare(name, measure(judged), measure(in_groups), measure(kept)) for name, measure in _MEASURES]
+    return [
+        SelectedShare(name, measure(judged), measure(in_groups), measure(kept))
+        for name, measure in _MEASURES
+    ]
 
 
 def selection_rows(metrics: Sequence[tuple[int, StepMetrics]]) -> list[SelectionRow]:
@@ -111,7 +125,9 @@ def drop_rows(facts: Iterable[RolloutFacts]) -> list[DropRow]:
 _Facts = Sequence[RolloutFacts]
 
 
-def _share(facts: _Facts, holds: Callable[[RolloutFacts], bool], *, correct: bool | None = None) -> float:
+def _share(
+    facts: _Facts, holds: Callable[[RolloutFacts], bool], *, correct: bool | None = None
+) -> float:
     of = [float(holds(each)) for each in facts if correct is None or each.correct is correct]
     return fmean(of) if of else math.nan
 
@@ -119,11 +135,26 @@ def _share(facts: _Facts, holds: Callable[[RolloutFacts], bool], *, correct: boo
 _MEASURES: tuple[tuple[str, Callable[[_Facts], float]], ...] = (
     ("rollouts", lambda facts: float(len(facts))),
     ("correct", lambda facts: _share(facts, lambda each: each.correct)),
-    ("tool error, among the correct", lambda facts: _share(facts, lambda each: each.failed, correct=True)),
-    ("tool error, among the wrong", lambda facts: _share(facts, lambda each: each.failed, correct=False)),
-    ("format fault, among the correct", lambda facts: _share(facts, lambda e: e.penalty_format > 0, correct=True)),
-    ("call without use or repeated, among the correct", lambda f: _share(f, lambda e: e.padding > 0, correct=True)),
-    ("no tool call, among the correct", lambda f: _share(f, lambda e: not e.statuses, correct=True)),
+    (
+        "tool error, among the correct",
+        lambda facts: _share(facts, lambda each: each.failed, correct=True),
+    ),
+    (
+        "tool error, among the wrong",
+        lambda facts: _share(facts, lambda each: each.failed, correct=False),
+    ),
+    (
+        "format fault, among the correct",
+        lambda facts: _share(facts, lambda e: e.penalty_format > 0, correct=True),
+    ),
+    (
+        "call without use or repeated, among the correct",
+        lambda f: _share(f, lambda e: e.padding > 0, correct=True),
+    ),
+    (
+        "no tool call, among the correct",
+        lambda f: _share(f, lambda e: not e.statuses, correct=True),
+    ),
     ("completion tokens of the correct, mean", lambda facts: mean_tokens(facts, correct=True)),
     ("completion tokens of the wrong, mean", lambda facts: mean_tokens(facts, correct=False)),
 )

@@ -37,7 +37,16 @@ class Columns(NamedTuple):
 
 def weights_table(tokens: TokenReport, run: str) -> Columns:
     """Which weights computed the entropies of what was sampled by which."""
-    columns = ("sampled by", "version", "computed by", "the same", "calls", "tokens", "temperature", "mean nats")
+    columns = (
+        "sampled by",
+        "version",
+        "computed by",
+        "the same",
+        "calls",
+        "tokens",
+        "temperature",
+        "mean nats",
+    )
     rows: list[Sequence[object]] = [
         (
             use.model,
@@ -53,7 +62,9 @@ def weights_table(tokens: TokenReport, run: str) -> Columns:
         for use in tokens.weights
     ]
     return Columns(
-        "weights, and how far their log-probs are from those recorded", (*columns, "|log-prob - recorded|"), rows
+        "weights, and how far their log-probs are from those recorded",
+        (*columns, "|log-prob - recorded|"),
+        rows,
     )
 
 
@@ -71,7 +82,14 @@ def token_tables(tokens: TokenReport) -> list[Columns]:
             title,
             columns,
             [
-                (repr(row.text), row.count, row.share, row.mean_entropy, row.occurrences, _in_context(row.examples))
+                (
+                    repr(row.text),
+                    row.count,
+                    row.share,
+                    row.mean_entropy,
+                    row.occurrences,
+                    _in_context(row.examples),
+                )
                 for row in rows[:_SHOWN]
             ],
         )
@@ -83,7 +101,8 @@ def token_tables(tokens: TokenReport) -> list[Columns]:
 def reflection_table(tokens: TokenReport) -> Columns:
     """The first completion tokens of calls, by what came before."""
     rows: list[Sequence[object]] = [
-        (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share) for each in tokens.reflection
+        (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share)
+        for each in tokens.reflection
     ]
     columns = ("tool response before", "calls", "tokens", "mean nats", "share above the threshold")
     return Columns(f"the first {tokens.window} completion tokens of a call", columns, rows)
@@ -96,7 +115,10 @@ def error_class_table(report: AnalysisReport) -> Columns:
         for name, count in row.statuses.items():
             statuses[name] = statuses.get(name, 0) + count
     rows: list[Sequence[object]] = [(name, "", count, "", "") for name, count in statuses.items()]
-    rows += [("error", each.name, each.calls, each.correct_rollouts, each.example) for each in report.error_classes]
+    rows += [
+        ("error", each.name, each.calls, each.correct_rollouts, each.example)
+        for each in report.error_classes
+    ]
     columns = ("status", "class", "calls", "correct rollouts with it", "commonest last line")
     return Columns("tool calls by how they ended", columns, rows)
 
@@ -104,18 +126,24 @@ def error_class_table(report: AnalysisReport) -> Columns:
 def length_table(report: AnalysisReport) -> Columns:
     """Accuracy by length."""
     rows: list[Sequence[object]] = [
-        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval) for each in report.length_bins
+        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval)
+        for each in report.length_bins
     ]
-    return Columns("accuracy by completion tokens", ("tokens", "rollouts", "right", "from", "to"), rows)
+    return Columns(
+        "accuracy by completion tokens", ("tokens", "rollouts", "right", "from", "to"), rows
+    )
 
 
 def selection_table(report: AnalysisReport) -> list[Columns]:
     """What was kept against what was sampled, and why the rest was left out."""
     rows: list[Sequence[object]] = [
-        (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept))) for each in report.selection
+        (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept)))
+        for each in report.selection
     ]
     columns = ("measure", "all rollouts", "in groups with a signal", "trained on")
-    drops: list[Sequence[object]] = [(d.verdict, d.reason, d.rollouts, d.correct) for d in report.drops]
+    drops: list[Sequence[object]] = [
+        (d.verdict, d.reason, d.rollouts, d.correct) for d in report.drops
+    ]
     return [
         Columns("all rollouts against those trained on", columns, rows),
         Columns("left out", ("verdict", "reason", "rollouts", "correct"), drops),
@@ -139,11 +167,24 @@ def step_tables(report: AnalysisReport) -> list[Columns]:
             )
             for row in report.tool_errors
         ]
-        columns = ("part", "rollouts", "tool calls", *names, *classes, "tool error among the correct")
+        columns = (
+            "part",
+            "rollouts",
+            "tool calls",
+            *names,
+            *classes,
+            "tool error among the correct",
+        )
         found.append(Columns("tool calls", columns, rows))
     if report.lengths:
         columns = ("part", "correct, share", "tokens of the correct", "tokens of the wrong")
-        found.append(Columns("lengths", columns, [(r.part, r.accuracy, r.correct, r.wrong) for r in report.lengths]))
+        found.append(
+            Columns(
+                "lengths",
+                columns,
+                [(r.part, r.accuracy, r.correct, r.wrong) for r in report.lengths],
+            )
+        )
     if report.selection_by_step:
         columns = (
             "step",
@@ -159,18 +200,35 @@ def step_tables(report: AnalysisReport) -> list[Columns]:
                 "selection",
                 columns,
                 [
-                    (r.step, r.rollouts, r.kept, r.correct, r.kept_correct, r.tool_error, r.kept_tool_error)
+                    (
+                        r.step,
+                        r.rollouts,
+                        r.kept,
+                        r.correct,
+                        r.kept_correct,
+                        r.tool_error,
+                        r.kept_tool_error,
+                    )
                     for r in report.selection_by_step
                 ],
             )
         )
     if report.tokens is not None:
-        rows = [(p.part, p.rollouts, p.tokens, p.mean_entropy, "yes" if p.exact else "NO") for p in report.tokens.parts]
+        rows = [
+            (p.part, p.rollouts, p.tokens, p.mean_entropy, "yes" if p.exact else "NO")
+            for p in report.tokens.parts
+        ]
         columns = ("part", "rollouts drawn", "tokens", "mean nats", "by the weights that sampled")
         found.append(Columns("entropy", columns, rows))
     if report.surprise:
         columns = ("part", "tokens", "mean nats")
-        found.append(Columns("mean -log p as recorded", columns, [(r.part, r.tokens, r.mean) for r in report.surprise]))
+        found.append(
+            Columns(
+                "mean -log p as recorded",
+                columns,
+                [(r.part, r.tokens, r.mean) for r in report.surprise],
+            )
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """Which tokens of a run are analysed, by which weights, and what that gives.
 
-A sample of the rollouts of each part of the run, drawn by a seed. Without further word, of those parts only whose
-weights are on record: entropies under other weights are another policy's.
+A sample of the rollouts of each part of the run, drawn by a seed. Without further word, of those
+parts only whose weights are on record: entropies under other weights are another policy's.
 
 What each token says, so that the texts of all tokens in order are the text of the whole.
 """
@@ -48,7 +48,9 @@ _WAITING = 8
 
 
 def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
-    """The text of each token; of a character made of several tokens, the last one has it and those before are empty."""
+    """The text of each token; of a character made of several tokens, the last one has it and those
+    before are empty.
+    """
     pieces = PieceDecoder(partial(_text, codec), _WAITING)
     texts = [pieces.push(token_id) for token_id in token_ids]
     return [*texts[:-1], texts[-1] + pieces.finish()] if texts else []
@@ -72,7 +74,9 @@ class TokenOptions:
     policy: str | None = None
     """Weights that stand for all; None: those on record."""
     steps: tuple[str, ...] = ()
-    """Steps from 1 (`3`, `10-12`), names of other parts, or `all`; empty: parts whose weights are on record."""
+    """Steps from 1 (`3`, `10-12`), names of other parts, or `all`; empty: parts whose weights are
+    on record.
+    """
     limit: int = 64
     """Most rollouts of each part."""
     seed: int = 0
@@ -85,7 +89,8 @@ class TokenOptions:
     def __post_init__(self) -> None:
         if self.limit < 1 or self.window < 1 or not 0 < self.share < 1:
             raise ConfigError(
-                f"limit {self.limit}, window {self.window}, share {self.share:g}: nothing can be analysed so.",
+                f"limit {self.limit}, window {self.window}, share {self.share:g}: nothing can be"
+                " analysed so.",
                 "Limit and window are 1 or more, and the share is between 0 and 1.",
             )
 
@@ -113,8 +118,9 @@ class WeightsUse:
     mean_entropy: float
     """In nats."""
     mean_difference: float
-    """Mean |log-prob computed - log-prob recorded|, in nats: near 0 where the weights are those that sampled; nan where
-    no comparable one was recorded."""
+    """Mean |log-prob computed - log-prob recorded|, in nats: near 0 where the weights are those
+    that sampled; nan where no comparable one was recorded.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +164,13 @@ def chosen_parts(parts: Sequence[Part], run: Path, options: TokenOptions) -> lis
     if options.steps:
         wanted = {name for word in options.steps for name in _named(word, parts)}
         return [part for part in parts if part.name in wanted]
-    samplers = {part.name: {Sampler(each.policy, each.policy_version) for each in part.headers} for part in parts}
-    weights = weights_for({each for found in samplers.values() for each in found}, run, options.policy)
+    samplers = {
+        part.name: {Sampler(each.policy, each.policy_version) for each in part.headers}
+        for part in parts
+    }
+    weights = weights_for(
+        {each for found in samplers.values() for each in found}, run, options.policy
+    )
     if options.policy is not None:
         return list(parts)
 
@@ -176,7 +187,9 @@ def analysed_tokens(
     options: TokenOptions,
     on_part: Callable[[str], None] = lambda name: None,
 ) -> AnalysedTokens:
-    """Entropies of a sample of `parts`. Raises `ConfigError` where none of the tokens are of the weights' tokenizer."""
+    """Entropies of a sample of `parts`. Raises `ConfigError` where none of the tokens are of the
+    weights' tokenizer.
+    """
     found = AnalysedTokens()
     drawn = [(part, _drawn(part, runs, options)) for part in parts]
     found.rollouts = sum(len(rollouts) for _, rollouts in drawn)
@@ -185,8 +198,14 @@ def analysed_tokens(
     computed: dict[str, CallEntropy] = {}
     exact: dict[str, bool] = {}
     for name in dict.fromkeys(each.name for each in weights.values() if each is not None):
-        computing = next(each for each in weights.values() if each is not None and each.name == name)
-        samplers = {each: by_sampler[each] for each, own in weights.items() if own is not None and own.name == name}
+        computing = next(
+            each for each in weights.values() if each is not None and each.name == name
+        )
+        samplers = {
+            each: by_sampler[each]
+            for each, own in weights.items()
+            if own is not None and own.name == name
+        }
         on_part(name)
         for use, calls in _computed(computing, weights, samplers, found):
             found.uses.append(use)
@@ -196,10 +215,14 @@ def analysed_tokens(
         if own is None:
             found.left_out[NO_WEIGHTS] += sum(len(calls) for _, calls in by_sampler[sampler])
     for part, rollouts in drawn:
-        own_calls = [computed[c.id] for each in rollouts for c in each.own_calls if c.id in computed]
+        own_calls = [
+            computed[c.id] for each in rollouts for c in each.own_calls if c.id in computed
+        ]
         found.calls += own_calls
         if own_calls:
-            found.parts.append(_part(part, len(rollouts), own_calls, all(exact[c.call_id] for c in own_calls)))
+            found.parts.append(
+                _part(part, len(rollouts), own_calls, all(exact[c.call_id] for c in own_calls))
+            )
     _refuse_other_tokenizer(found, options)
     return found
 
@@ -224,7 +247,9 @@ def _by_sampler(rollouts: Sequence[Trajectory], left_out: Counter[str]) -> _BySa
             if any(call.mask):
                 own[sampler_of(call)].append(call)
             else:
-                left_out["no token ids are on record" if not call.token_ids else "no token was sampled"] += 1
+                left_out[
+                    "no token ids are on record" if not call.token_ids else "no token was sampled"
+                ] += 1
         for sampler, calls in own.items():
             found[sampler].append((each, calls))
     return dict(found)
@@ -241,8 +266,13 @@ def _computed(
     own_tokenizer = computing.version is not None  # that of the run, whose tokens these are
     usable: _BySampler = {}
     for sampler, rollouts in samplers.items():
-        kept = [(each, [call for call in calls if own_tokenizer or reader.reads(call)]) for each, calls in rollouts]
-        found.left_out[OTHER_TOKENIZER] += sum(len(calls) for _, calls in rollouts) - sum(len(c) for _, c in kept)
+        kept = [
+            (each, [call for call in calls if own_tokenizer or reader.reads(call)])
+            for each, calls in rollouts
+        ]
+        found.left_out[OTHER_TOKENIZER] += sum(len(calls) for _, calls in rollouts) - sum(
+            len(c) for _, c in kept
+        )
         usable[sampler] = [(each, calls) for each, calls in kept if calls]
     if not any(usable.values()):
         return []
@@ -278,7 +308,9 @@ def _use(sampler: Sampler, weights: WeightsOnRecord, calls: Sequence[CallEntropy
 
 def _part(part: Part, rollouts: int, calls: Sequence[CallEntropy], exact: bool) -> PartEntropy:
     entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
-    return PartEntropy(part.name, part.step, rollouts, len(entropies), float(entropies.mean()), exact)
+    return PartEntropy(
+        part.name, part.step, rollouts, len(entropies), float(entropies.mean()), exact
+    )
 
 
 def _named(word: str, parts: Sequence[Part]) -> list[str]:
@@ -297,7 +329,8 @@ def _named(word: str, parts: Sequence[Part]) -> list[str]:
     others = [part.name for part in parts if part.step is None]
     there = [f"steps {steps[0]} to {steps[-1]}"] * bool(steps) + [repr(name) for name in others]
     raise ConfigError(
-        f"--steps {word}: the run has no such step.", f"{nearest(word, names)} It has {', '.join(there)}.".strip()
+        f"--steps {word}: the run has no such step.",
+        f"{nearest(word, names)} It has {', '.join(there)}.".strip(),
     )
 
 

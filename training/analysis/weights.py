@@ -1,8 +1,9 @@
 """Which weights compute the entropies of a run's tokens.
 
-Those that sampled them, where they are on record: version 0 is the policy that the calls name, later versions are the
-run's `model`, `best` and `checkpoints/step-*`. Else the nearest version that is there, which is another distribution:
-each use of weights says which version sampled, and by how much the log-probs differ from those recorded.
+Those that sampled them, where they are on record: version 0 is the policy that the calls name,
+later versions are the run's `model`, `best` and `checkpoints/step-*`. Else the nearest version that
+is there, which is another distribution: each use of weights says which version sampled, and by how
+much the log-probs differ from those recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from hrm_agent.models.loading.policy_loader import local_folder
 from hrm_agent.models.model_string import is_folder, parse_model
 from hrm_agent.training.checkpoints import MANIFEST
 
-__all__ = ["Sampler", "WeightsOnRecord", "load_weights", "roles_of_weights", "weights_for", "weights_on_record"]
+__all__ = [
+    "Sampler",
+    "WeightsOnRecord",
+    "load_weights",
+    "roles_of_weights",
+    "weights_for",
+    "weights_on_record",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,17 +54,28 @@ class WeightsOnRecord:
 
 
 def weights_on_record(run: Path) -> list[WeightsOnRecord]:
-    """Those in the folder of a run, oldest first; empty for a store that lies in no folder of its own."""
+    """Those in the folder of a run, oldest first; empty for a store that lies in no folder of its
+    own.
+    """
     folders = [run / "model", run / "best", *sorted((run / "checkpoints").glob("step-*"))]
     found = [(step, folder) for folder in folders if (step := _step_of(folder)) is not None]
-    return [WeightsOnRecord(str(folder), step) for step, folder in sorted(found, key=lambda each: each[0])]
+    return [
+        WeightsOnRecord(str(folder), step)
+        for step, folder in sorted(found, key=lambda each: each[0])
+    ]
 
 
-def weights_for(samplers: Iterable[Sampler], run: Path, policy: str | None) -> dict[Sampler, WeightsOnRecord | None]:
-    """The weights that stand for each sampler; None where there are none. `policy`: those that stand for all."""
+def weights_for(
+    samplers: Iterable[Sampler], run: Path, policy: str | None
+) -> dict[Sampler, WeightsOnRecord | None]:
+    """The weights that stand for each sampler; None where there are none. `policy`: those that
+    stand for all.
+    """
     if policy is not None:
         _check_local(policy)
-        return {each: WeightsOnRecord(policy, None, each == Sampler(policy, 0)) for each in samplers}
+        return {
+            each: WeightsOnRecord(policy, None, each == Sampler(policy, 0)) for each in samplers
+        }
     of_run = weights_on_record(run)
     return {each: _nearest(each, run, of_run) for each in samplers}
 
@@ -75,8 +94,12 @@ def load_weights(weights: WeightsOnRecord) -> Any:
     return load_for_answers(local_folder(whole), whole.options)[0]
 
 
-def _nearest(sampler: Sampler, run: Path, of_run: Sequence[WeightsOnRecord]) -> WeightsOnRecord | None:
-    """What the calls name is version 0 of a training, or the run's own result, which an evaluation counts as 0 too."""
+def _nearest(
+    sampler: Sampler, run: Path, of_run: Sequence[WeightsOnRecord]
+) -> WeightsOnRecord | None:
+    """What the calls name is version 0 of a training, or the run's own result, which an evaluation
+    counts as 0 too.
+    """
     named = _named(sampler.model, run)
     if _is_result(sampler.model, run):
         if named is None:
@@ -103,9 +126,14 @@ def _named(model: str, run: Path) -> str | None:
 
 
 def _is_result(model: str, run: Path) -> bool:
-    """Whether a call names the run's own result, by the path that the folder had when it was made."""
+    """Whether a call names the run's own result,
+    by the path that the folder had when it was made.
+    """
     path = Path(model)
-    return path.name in ("model", "best") and path.parent.name in (run.name, read_whole(run / "run_id"))
+    return path.name in ("model", "best") and path.parent.name in (
+        run.name,
+        read_whole(run / "run_id"),
+    )
 
 
 def _check_local(policy: str) -> None:
@@ -119,7 +147,9 @@ def _check_local(policy: str) -> None:
 
 
 def _step_of(folder: Path) -> int | None:
-    """Number of optimiser steps, from the checkpoint's manifest; None if the folder holds no weights."""
+    """Number of optimiser steps, from the checkpoint's manifest; None if the folder holds no
+    weights.
+    """
     if not (folder / "config.json").is_file() and not is_adapter_folder(str(folder)):
         return None
     try:

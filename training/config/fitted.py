@@ -1,12 +1,14 @@
-"""Defaults of a training that depend on the model: learning rates, batches, steps and lengths of answers.
+"""Defaults of a training that depend on the model: learning rates, batches, steps and lengths of
+answers.
 
-Rates are the field's. A pretrained model is moved by 1e-6 to 5e-6 in reinforcement learning and by 1e-5 to 5e-5 in
-fine-tuning, the smaller the more; an adapter takes about ten times as much. At the hundredfold, which suits a small
-model that is trained from nothing, a pretrained one is ruined within a few steps. A model that brings defaults of its
-own (`hrm_agent.models.own_defaults`) is trained by those.
+Rates are the field's. A pretrained model is moved by 1e-6 to 5e-6 in reinforcement learning and by
+1e-5 to 5e-5 in fine-tuning, the smaller the more; an adapter takes about ten times as much. At the
+hundredfold, which suits a small model that is trained from nothing, a pretrained one is ruined
+within a few steps. A model that brings defaults of its own (`hrm_agent.models.own_defaults`) is
+trained by those.
 
-A configuration is fitted once, before its run begins, and saved as it was fitted: a run that is resumed takes the
-figures that are on record.
+A configuration is fitted once, before its run begins, and saved as it was fitted: a run that is
+resumed takes the figures that are on record.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ _RATES = (
 )
 """By size; the last ones are also those of a model whose size is not known."""
 _MATRIX_FACTOR = 5
-"""Muon's rate over AdamW's: a step of Muon is spread over a whole matrix, so that each number in it moves less."""
+"""Muon's rate over AdamW's: a step of Muon is spread over a whole matrix, so that each number in it
+moves less.
+"""
 _BATCH = 16
 _PASSES = 3
 _MOST_WARMUP = 30
@@ -70,7 +74,14 @@ _MOST_OF_SFT = 8192
 """Tokens of a micro-batch."""
 _FAR = 100
 """A learning rate of so many times the usual one is remarked on, or of so small a part of it."""
-_SFT_KEYS = ("learning_rate", "matrix_learning_rate", "steps", "batch_size", "warmup_steps", "micro_batch_tokens")
+_SFT_KEYS = (
+    "learning_rate",
+    "matrix_learning_rate",
+    "steps",
+    "batch_size",
+    "warmup_steps",
+    "micro_batch_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +91,33 @@ class Fitted:
     values: Mapping[str, Any]
     """Values by key."""
     lines: tuple[str, ...]
-    """Choices with their reasons, in words for the user; none where nothing was left to the model."""
+    """Choices with their reasons, in words for the user;
+    none where nothing was left to the model.
+    """
     warning: str
     """Line about a learning rate that is far from the usual one; empty where it is not."""
 
 
 def decided(value: Value | None, key: str) -> Value:
-    """The value of `key` in a configuration that was fitted. Raises `ValueError` in one that was not."""
+    """The value of `key` in a configuration that was fitted. Raises `ValueError` in one that was
+    not.
+    """
     if value is None:
         raise ValueError(f"{key} is left to the model: fit the configuration first ({__name__})")
     return value
 
 
 def conversations_taken(config: SftConfig) -> int:
-    """How many conversations a fitted configuration learns from, those of further passes counted again."""
+    """How many conversations a fitted configuration learns from, those of further passes counted
+    again.
+    """
     return decided(config.steps, "steps") * decided(config.batch_size, "batch_size")
 
 
 def fit(config: GrpoConfig) -> GrpoConfig:
-    """The configuration fitted to its policy. Raises `ModelError` for one that cannot be trained."""
+    """The configuration fitted to its policy.
+    Raises `ModelError` for one that cannot be trained.
+    """
     if not left_open(config):
         return config
     facts = facts_of(config.policy, adapter=config.adapter.lora_rank > 0)
@@ -117,14 +136,22 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def with_recorded(config: Config, recorded: Config) -> Config:
-    """The configuration with what its run has on record in the place of what it leaves to the model."""
+    """The configuration with what its run has on record in the place of what it leaves to the
+    model.
+    """
     before = _by_model(recorded)
-    return with_values(config, {key: before[key] for key, value in _by_model(config).items() if value is None})
+    return with_values(
+        config, {key: before[key] for key, value in _by_model(config).items() if value is None}
+    )
 
 
 def left_open(config: SftConfig | GrpoConfig) -> list[str]:
     """Keys that the configuration leaves to the model."""
-    idle = {"matrix_learning_rate"} if isinstance(config, SftConfig) and config.optimizer != "muon" else set[str]()
+    idle = (
+        {"matrix_learning_rate"}
+        if isinstance(config, SftConfig) and config.optimizer != "muon"
+        else set[str]()
+    )
     return [key for key, value in _by_model(config).items() if value is None and key not in idle]
 
 
@@ -141,16 +168,24 @@ def _by_model(config: SftConfig | GrpoConfig) -> dict[str, Any]:
 
 def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
     """Values for what a reinforcement learning of this model leaves open."""
-    usual, why = _usual_rate("rl", facts, facts.own.train_rl.learning_rate, adapter=config.adapter.lora_rank > 0)
+    usual, why = _usual_rate(
+        "rl", facts, facts.own.train_rl.learning_rate, adapter=config.adapter.lora_rank > 0
+    )
     choice = _Choice(_by_model(config), facts.own.train_rl)
     rate = choice.take_rate(usual, why)
     choice.take("max_tokens", lambda: facts.answer, "answers of at most {:,} token{s}")
-    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_RL), "micro-batches of {:,} token{s}")
+    choice.take(
+        "micro_batch_tokens",
+        lambda: _micro_batch(facts, _MOST_OF_RL),
+        "micro-batches of {:,} token{s}",
+    )
     of_stages = (stage.learning_rate for stage in config.stages if stage.learning_rate is not None)
     return choice.fitted(_warning((rate, *of_stages), usual))
 
 
-def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversations: int | None) -> Fitted:
+def fit_sft(
+    config: SftConfig, facts: ModelFacts, *, adapter: bool, conversations: int | None
+) -> Fitted:
     """Values for what a fine-tuning of this model leaves open. `adapter`: it is of an adapter.
 
     Where the number of `conversations` is not known (None), what follows from it stays open.
@@ -160,7 +195,9 @@ def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversation
     choice = _Choice(_by_model(config), own)
     rate = choice.take_rate(usual, why)
     if config.optimizer == "muon":
-        choice.take("matrix_learning_rate", lambda: _MATRIX_FACTOR * rate, "a rate of {:.2g} for matrices")
+        choice.take(
+            "matrix_learning_rate", lambda: _MATRIX_FACTOR * rate, "a rate of {:.2g} for matrices"
+        )
     count = conversations or 1
     batch = config.batch_size or _BATCH
     if conversations is not None or own.batch_size is not None:
@@ -171,16 +208,26 @@ def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversation
         text = "{:,} step{s}" + ("" if own.steps else passes)
         steps = choice.take("steps", lambda: ceil(_PASSES * count / batch), text)
     if steps is not None:
-        choice.take("warmup_steps", lambda: min(_MOST_WARMUP, ceil(steps / 10)), "{:,} step{s} to warm up")
-    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_SFT), "micro-batches of {:,} token{s}")
+        choice.take(
+            "warmup_steps", lambda: min(_MOST_WARMUP, ceil(steps / 10)), "{:,} step{s} to warm up"
+        )
+    choice.take(
+        "micro_batch_tokens",
+        lambda: _micro_batch(facts, _MOST_OF_SFT),
+        "micro-batches of {:,} token{s}",
+    )
     return choice.fitted(_warning((rate,), usual))
 
 
 class _Choice:
-    """The values that are chosen for one configuration, in the words in which the user is told of them."""
+    """The values that are chosen for one configuration, in the words in which the user is told of
+    them.
+    """
 
     def __init__(self, given: Mapping[str, Any], own: BaseModel) -> None:
-        """`given`: keys with their values, None where they are left open. `own`: what the model brings along."""
+        """`given`: keys with their values, None where they are left open. `own`: what the model
+        brings along.
+        """
         self._given = given
         self._own = own
         self._values: dict[str, Any] = {}
@@ -196,12 +243,16 @@ class _Choice:
         return usual
 
     def take(self, key: str, by_model: Callable[[], Any], text: str) -> Any:
-        """The value of `key`: the given one, else the model's own, else the one that follows from its size."""
+        """The value of `key`: the given one, else the model's own, else the one that follows from
+        its size.
+        """
         if self._given[key] is not None:
             return self._given[key]
         own = getattr(self._own, key)
         self._values[key] = value = by_model() if own is None else own
-        self._others.append(f"{text.format(value, s='s' * (value != 1))} (--{key.replace('_', '-')})")
+        self._others.append(
+            f"{text.format(value, s='s' * (value != 1))} (--{key.replace('_', '-')})"
+        )
         return value
 
     def fitted(self, warning: str) -> Fitted:
@@ -209,13 +260,19 @@ class _Choice:
         return Fitted(self._values, tuple(filter(None, (self._rate, others))), warning)
 
 
-def _usual_rate(kind: str, facts: ModelFacts, own: float | None, *, adapter: bool) -> tuple[float, str]:
+def _usual_rate(
+    kind: str, facts: ModelFacts, own: float | None, *, adapter: bool
+) -> tuple[float, str]:
     """The usual learning rate of a training of this kind, and why it is that."""
     if own is not None:
         return own, "the model brings it along"
     parameters = facts.measure().parameters
     size = "" if parameters is None else f"{_count(parameters)} "
-    rates = _RATES[-1] if parameters is None else next(rates for rates in _RATES if parameters < rates.below)
+    rates = (
+        _RATES[-1]
+        if parameters is None
+        else next(rates for rates in _RATES if parameters < rates.below)
+    )
     what = (
         f"an adapter on the {size}weights of a pretrained model"
         if adapter
@@ -240,7 +297,11 @@ def _warning(rates: Iterable[float], usual: float) -> str:
     high = far > usual
     times = round(far / usual) if high else round(usual / far)
     what = f"{times:,} times the usual" if high else f"1/{times:,} of the usual"
-    end = "such steps can ruin a pretrained model" if high else "so small steps change next to nothing"
+    end = (
+        "such steps can ruin a pretrained model"
+        if high
+        else "so small steps change next to nothing"
+    )
     return f"The learning rate {_figure(far)} is {what} for this model, {_figure(usual)}: {end}."
 
 

@@ -1,7 +1,8 @@
 """Clips and aggregation that each objective has where none are given: those of its own paper.
 
-clipped: DAPO's upper clip (arXiv 2503.14476), and rStar2-Agent's. gspo: arXiv 2507.18071, section 5.1. cispo has no
-lower bound; MiniMax-M1 (arXiv 2506.13585) gives no upper one, ScaleRL (arXiv 2510.13786) cuts the ratio at 5.
+clipped: DAPO's upper clip (arXiv 2503.14476), and rStar2-Agent's. gspo: arXiv 2507.18071, section
+5.1. cispo has no lower bound; MiniMax-M1 (arXiv 2506.13585) gives no upper one, ScaleRL (arXiv
+2510.13786) cuts the ratio at 5.
 
 They stand apart from the objectives so that a command's help does not need torch.
 """

@@ -28,11 +28,15 @@ class TrackSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     track: Annotated[tuple[TrackerName, ...], BeforeValidator(_split), ONE_BY_ONE] = ()
-    """Trackers that are sent each row of metrics: tensorboard, trackio, wandb, joined by commas. Empty: none."""
+    """Trackers that are sent each row of metrics: tensorboard, trackio, wandb, joined by commas.
+    Empty: none.
+    """
     track_project: str = "hrm-agent"
     """Project that trackio and wandb file the run under."""
     track_folder: str | None = None
-    """Where trackers write. none: TensorBoard and wandb into the run's folder, trackio where it keeps all its runs."""
+    """Where trackers write. none: TensorBoard and wandb into the run's folder, trackio where it
+    keeps all its runs.
+    """
 
 
 TRACK_KEYS = frozenset(TrackSettings.model_fields)

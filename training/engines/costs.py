@@ -1,13 +1,14 @@
 """What an iteration of an engine costs, measured in a few seconds before the engine takes rollouts.
 
-Two slopes. Iterations with more and more sequences say what one costs anyway, and what each sequence adds: mostly the
-server's own work, since even a slow engine reads its weights for 16 as fast as for one. What a token costs that is
-computed again is another thing, and prompts of growing length say it.
+Two slopes. Iterations with more and more sequences say what one costs anyway, and what each
+sequence adds: mostly the server's own work, since even a slow engine reads its weights for 16 as
+fast as for one. What a token costs that is computed again is another thing, and prompts of growing
+length say it.
 
-Times are those of whole requests, as the client sees them: a call that samples 1 + k tokens takes k iterations longer
-than one that samples 1, and sending and waiting are in both. A server's own histograms would spare the subtraction, but
-their buckets are as coarse as what is to be measured. The shortest time of a call counts: what else a machine does can
-only add to it.
+Times are those of whole requests, as the client sees them: a call that samples 1 + k tokens takes k
+iterations longer than one that samples 1, and sending and waiting are in both. A server's own
+histograms would spare the subtraction, but their buckets are as coarse as what is to be measured.
+The shortest time of a call counts: what else a machine does can only add to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = ["Ask", "IterationCosts", "fit_iterations", "measure_costs", "random_p
 
 @dataclass(frozen=True, slots=True)
 class IterationCosts:
-    """What an engine's iterations cost, measured: about max(weights, sequences x token) + overhead."""
+    """What an engine's iterations cost, measured: about max(weights,
+    sequences x token) + overhead.
+    """
 
     weights_s: float
     """Seconds to read the weights once, which one sequence pays as well as many."""
@@ -34,7 +37,9 @@ class IterationCosts:
     """Seconds of computation for a token of a long prompt, as for each that is computed again."""
 
     def recompute_share(self, sequences: float) -> float:
-        """What one token more of each of `sequences` costs, computed again, over an iteration that samples one."""
+        """What one token more of each of `sequences` costs, computed again, over an iteration that
+        samples one.
+        """
         iteration = max(self.weights_s, self.token_s * sequences) + self.overhead_s
         return self.prompt_token_s * sequences / iteration
 
@@ -49,7 +54,9 @@ _ITERATIONS = (4, 16)
 """The fewest and the most, as many as take `_ITERATIONS_SECONDS` with one sequence."""
 _ITERATIONS_SECONDS = 0.4
 _PROMPTS = (16, 1_024)
-"""Tokens of the first prompt and of the longest: at a thousand any GPU computes for longer than it reads."""
+"""Tokens of the first prompt and of the longest: at a thousand any GPU computes for longer than it
+reads.
+"""
 _PROMPT_SECONDS = 0.25
 """Prompts grow until one takes so much longer than the first."""
 _BUDGET_SECONDS = 2.0
@@ -66,11 +73,12 @@ def random_prompt(tokens: int) -> list[int]:
 
 
 def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
-    """What costs an iteration has, by those of a number of sequences: a line, whose slope is what a sequence adds.
+    """What costs an iteration has, by those of a number of sequences: a line, whose slope is what a
+    sequence adds.
 
-    Seconds to read the weights and the rest are told apart no further than one sequence and the line's beginning are;
-    their sum is right. A slope of 0 or less is noise, and taken as tiny, as is that of a single point. A prompt's token
-    is taken to cost what a sampled one does.
+    Seconds to read the weights and the rest are told apart no further than one sequence and the
+    line's beginning are; their sum is right. A slope of 0 or less is noise, and taken as tiny, as
+    is that of a single point. A prompt's token is taken to cost what a sampled one does.
     """
     mean_n, mean_s = sum(seconds) / len(seconds), sum(seconds.values()) / len(seconds)
     spread = sum((n - mean_n) ** 2 for n in seconds)
@@ -80,7 +88,9 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
     return IterationCosts(max(_TINY, seconds[min(seconds)] - overhead), overhead, token, token)
 
 
-def measure_costs(ask: Ask, *, max_running: int, kv_tokens: int, max_length: int | None) -> IterationCosts:
+def measure_costs(
+    ask: Ask, *, max_running: int, kv_tokens: int, max_length: int | None
+) -> IterationCosts:
     """Ask an idle engine, whose limits are given, until its costs are known: some seconds.
 
     A slow one is asked for fewer tokens, with fewer sequences, and less often.
@@ -90,7 +100,9 @@ def measure_costs(ask: Ask, *, max_running: int, kv_tokens: int, max_length: int
     pace = max(_TINY, ask([random_prompt(_PROMPT)], 1 + fewest)) / (1 + fewest)
     steps = round(min(most, max(fewest, _ITERATIONS_SECONDS / pace)))
     room = max(1, min(max_running, kv_tokens // (2 * (_PROMPT + 1 + steps))))
-    iterations = fit_iterations(_by_sequences(ask, sorted({min(n, room) for n in _SEQUENCES}), steps))
+    iterations = fit_iterations(
+        _by_sequences(ask, sorted({min(n, room) for n in _SEQUENCES}), steps)
+    )
     longest = min(_PROMPTS[1], kv_tokens // 2, (max_length or kv_tokens) - 1)
     return replace(iterations, prompt_token_s=_prompt_token(ask, longest) or iterations.token_s)
 
@@ -103,7 +115,11 @@ def _by_sequences(ask: Ask, sizes: Sequence[int], steps: int) -> dict[int, float
         return ask([random_prompt(_PROMPT) for _ in range(n)], sampled)
 
     found = _shortest([(n, sampled) for n in sizes for sampled in (1, 1 + steps)], seconds)
-    return {n: max(_TINY, found[n, 1 + steps] - found[n, 1]) / steps for n in sizes if (n, 1 + steps) in found}
+    return {
+        n: max(_TINY, found[n, 1 + steps] - found[n, 1]) / steps
+        for n in sizes
+        if (n, 1 + steps) in found
+    }
 
 
 def _prompt_token(ask: Ask, longest: int) -> float | None:

@@ -1,18 +1,21 @@
-"""vLLM servers as the engine of a training: started and watched here or by others, given new weights, proved current.
+"""vLLM servers as the engine of a training: started and watched here or by others, given new
+weights, proved current.
 
-To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the next version while
-it stays up: it is sent nothing meanwhile, ends or gives back what it is at, takes the weights (from a file, or as the
-trainer sends them), forgets its cache, and is compared with the trainer (`hrm_agent.training.engines.weights`). A request
-is answered by one version from its first token to its last, and says which.
+To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the
+next version while it stays up: it is sent nothing meanwhile, ends or gives back what it is at,
+takes the weights (from a file, or as the trainer sends them), forgets its cache, and is compared
+with the trainer (`hrm_agent.training.engines.weights`). A request is answered by one version from
+its first token to its last, and says which.
 
-A thread of each server watches it: whether it is there, whether it is still what was proved, and how many tokens each
-of its requests has. A server that ended, or says nothing of a request for a while, loses its rollouts to the others;
-one of ours is started again; and one that is back gets the weights in force, and their proof, before its first
-request. While no server is there requests wait, for `patience` seconds. `vouch` looks at all of them at once, before a
-step's rollouts are learnt from.
+A thread of each server watches it: whether it is there, whether it is still what was proved, and
+how many tokens each of its requests has. A server that ended, or says nothing of a request for a
+while, loses its rollouts to the others; one of ours is started again; and one that is back gets the
+weights in force, and their proof, before its first request. While no server is there requests wait,
+for `patience` seconds. `vouch` looks at all of them at once, before a step's rollouts are learnt
+from.
 
-Where the scheduling policy asks what a server's iterations cost, that is measured once, before its first request: of
-one that comes back, and of a second one that was started here, it is known.
+Where the scheduling policy asks what a server's iterations cost, that is measured once, before its
+first request: of one that comes back, and of a second one that was started here, it is known.
 """
 
 from __future__ import annotations
@@ -61,10 +64,12 @@ class EngineFleet:
         scheduler: RolloutScheduler,
         score: Callable[[Sequence[int]], list[float]],
     ) -> None:
-        """`name`: what calls are recorded under. `score`: the trainer's log-prob of each token of a text but the first.
+        """`name`: what calls are recorded under. `score`: the trainer's log-prob of each token of a
+        text but the first.
 
-        Returns when the servers are there; those that do not come within `patience` are done without, as long as one
-        is. Raises `ModelError` where none is. Before the first `publish` requests wait.
+        Returns when the servers are there; those that do not come within `patience` are done
+        without, as long as one is. Raises `ModelError` where none is. Before the first `publish`
+        requests wait.
         """
         self.name, self.codec, self.policy_version = name, codec, 0
         self._options, self._proof = options, FleetProof(options, score)
@@ -73,7 +78,9 @@ class EngineFleet:
         self._formats: set[tuple[str, str]] = set()
         self._folder = None if options.collective else WeightsFolder(options.run, options.weights)
         self._publication: Publication | None = None
-        self._servers = [FleetServer(number, options) for number in range(options.count + len(options.servers))]
+        self._servers = [
+            FleetServer(number, options) for number in range(options.count + len(options.servers))
+        ]
         self._watches = {server.name: FleetWatch(server, self._router) for server in self._servers}
         self._renewing = threading.Lock()
         self._closing = threading.Event()
@@ -87,7 +94,9 @@ class EngineFleet:
         self._last: dict[str, float] = {}
         self._costs = FleetCosts(self._router)
         self._watchers = [
-            threading.Thread(target=self._watch, args=(server,), name=f"engine {server.name}", daemon=True)
+            threading.Thread(
+                target=self._watch, args=(server,), name=f"engine {server.name}", daemon=True
+            )
             for server in self._servers
         ]
         for watcher in self._watchers:
@@ -126,15 +135,22 @@ class EngineFleet:
     def metrics(self) -> Mapping[str, float]:
         """Of the last publish, and of the servers since the start."""
         load = self._router.scheduler.load()
-        counts = {"engines": len(load.engines), "lost": self._router.lost, "asked_again": self._router.asked_again}
-        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)}
+        counts = {
+            "engines": len(load.engines),
+            "lost": self._router.lost,
+            "asked_again": self._router.asked_again,
+        }
+        found = {name: float(value) for name, value in counts.items()} | {
+            "moves": float(load.moves)
+        }
         return found | self._last | self._costs.metrics()
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Give every server the weights of `version`, and prove that it samples with them.
 
-        `state_dict`: all weights, by Hugging Face's names; or a function that writes an adapter to a folder. A server
-        that is away gets them when it is back. Raises `ModelError` where one took them and samples with others.
+        `state_dict`: all weights, by Hugging Face's names; or a function that writes an adapter to
+        a folder. A server that is away gets them when it is back. Raises `ModelError` where one
+        took them and samples with others.
         """
         started = time.monotonic()
         with self._renewing:
@@ -145,7 +161,9 @@ class EngineFleet:
             self._publication, self.policy_version = publication, version
             present = [server for server in self._servers if server.engine is not None]
             with ThreadPoolExecutor(len(self._servers)) as threads:
-                taken = list(threads.map(lambda server: self._renewed(server, publication), present))
+                taken = list(
+                    threads.map(lambda server: self._renewed(server, publication), present)
+                )
                 list(threads.map(self._measure, self._costs.unmeasured(present)))
             largest = 0.0
             for server, shown in zip(present, taken, strict=True):
@@ -164,11 +182,13 @@ class EngineFleet:
         self._wait_for_servers(at_least=1)
 
     def vouch(self) -> None:
-        """See that every server is what was proved, before what it has sampled since is learnt from.
+        """See that every server is what was proved, before what it has sampled since is learnt
+        from.
 
         Raises `ModelError` where one is not. One that is gone has lost its rollouts to the others.
         """
-        there = [server for server in self._servers if server.proved is not None]  # also one that has dropped a request
+        # also one that has dropped a request
+        there = [server for server in self._servers if server.proved is not None]
         with ThreadPoolExecutor(max(1, len(there))) as threads:
             list(threads.map(lambda server: self._seen(server, digest=True), there))
         if self._failure is not None:
@@ -177,13 +197,16 @@ class EngineFleet:
     def close(self) -> None:
         """Stop; pending requests fail with `ModelError`. Servers of our own end."""
         self._closing.set()
-        self._router.close(ModelError(f"The engines of {self.name!r} are closed.", "Open new ones."))
+        self._router.close(
+            ModelError(f"The engines of {self.name!r} are closed.", "Open new ones.")
+        )
         with self._looked:
             self._looked.notify_all()
         until = time.monotonic() + _CLOSE_SECONDS
         for watcher in self._watchers:
             if watcher is not threading.current_thread():
-                watcher.join(max(0.0, until - time.monotonic()))  # it may wait for a server that answers nothing
+                # it may wait for a server that answers nothing
+                watcher.join(max(0.0, until - time.monotonic()))
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
         if self._folder is not None:
@@ -195,7 +218,9 @@ class EngineFleet:
         text = self._proof.scored(self.codec.encode_answer(PROBE_TEXT))
         if self._folder is None:
             self._publication = None  # room for one copy is enough
-            return Publication(version, WeightsBroadcast(state_dict, self._options.address), (text,))
+            return Publication(
+                version, WeightsBroadcast(state_dict, self._options.address), (text,)
+            )
         if callable(state_dict):
             path = self._folder.place(version, adapter=True)
             state_dict(path)
@@ -225,20 +250,25 @@ class EngineFleet:
             self._lose(server, error.message)
             return None
         except ModelError as error:
-            if isinstance(error, OtherWeightsError) or (server.engine is not None and server.is_there()):
+            if isinstance(error, OtherWeightsError) or (
+                server.engine is not None and server.is_there()
+            ):
                 raise
             self._lose(server, error.message)
             return None
 
     def _take_in(self, server: FleetServer) -> None:
         self._watches[server.name].begin()
-        server.salt(f"{self._salt}-{self.policy_version}")  # whatever becomes of its cache, it is of one version
+        # whatever becomes of its cache, it is of one version
+        server.salt(f"{self._salt}-{self.policy_version}")
         if server.name in self._router.names:
             self._router.release(server.name)
             return
         engine, facts, costs = server.engine, server.facts, self._costs.of(server)
         if engine is None or facts is None:
-            raise ServerGoneError(f"The vLLM server at {server.url} was lost after its proof.", "It is waited for.")
+            raise ServerGoneError(
+                f"The vLLM server at {server.url} was lost after its proof.", "It is waited for."
+            )
         self._formats.add((facts.dtype, facts.quantization))
         sizes = (facts.kv_tokens, facts.max_running)
         self._router.join(server.name, engine, *sizes, costs, block_tokens=facts.block_tokens)
@@ -252,9 +282,14 @@ class EngineFleet:
     def _lose(self, server: FleetServer, why: str, *, hangs: bool = False) -> None:
         others = [name for name in self._router.names if name != server.name]
         if server.name in self._router.names:
-            then = f"no other is there, so its rollouts wait until one is, {self._options.patience:g} s at most"
+            then = (
+                f"no other is there, so its rollouts wait until one is, {self._options.patience:g}"
+                " s at most"
+            )
             then = "its rollouts go on in others" if others else then
-            sys.stderr.write(f"hrm-agent: the engine at {server.url} is gone ({why.rstrip('.')}); {then}.\n")
+            sys.stderr.write(
+                f"hrm-agent: the engine at {server.url} is gone ({why.rstrip('.')}); {then}.\n"
+            )
         self._router.leave(server.name)
         server.forget()
         if hangs:
@@ -267,7 +302,8 @@ class EngineFleet:
             try:
                 self._look_at(server)
                 self._give_up_where_nobody_comes()
-            except Exception as error:  # whatever it is: nobody would look after that, and requests would wait for ever
+            # whatever it is: nobody would look after that, and requests would wait for ever
+            except Exception as error:
                 said = f"What watches the engines has failed: {type(error).__name__}: {error}."
                 self._fail(ModelError(said, "What was recorded is kept: resume the run."))
                 return
@@ -301,7 +337,9 @@ class EngineFleet:
                 self._fail(error)
 
     def _seen(self, server: FleetServer, *, digest: bool = False) -> None:
-        """True if a server is what was proved, and says something of what it is at; it is lost, or the run ends."""
+        """True if a server is what was proved, and says something of what it is at; it is lost, or
+        the run ends.
+        """
         try:
             found = self._watches[server.name].look(digest=digest)
         except OtherWeightsError as error:
@@ -311,8 +349,15 @@ class EngineFleet:
         except ModelError as error:
             self._lose(server, error.message, hangs=isinstance(error, ServerSilentError))
             return
-        if found is not None and found.tokens is None and self._router.scheduler.policy.watches_growth:
-            self._tell_once(server, "does not say how far its requests are: the scheduler hears of them when they end")
+        if (
+            found is not None
+            and found.tokens is None
+            and self._router.scheduler.policy.watches_growth
+        ):
+            self._tell_once(
+                server,
+                "does not say how far its requests are: the scheduler hears of them when they end",
+            )
         if self._router.silent(server.name, self._options.patience):
             said = f"nothing was heard of one of its requests for {self._options.patience:g} s"
             self._lose(server, said, hangs=True)
@@ -323,11 +368,19 @@ class EngineFleet:
             sys.stderr.write(f"hrm-agent: the engine at {server.url} {what}.\n")
 
     def _tell(self, server: FleetServer, error: ModelError) -> None:
-        """Why a server that came late was not taken in; once, for it is tried again. At the start it is raised."""
-        if self._publication is None or server.name in self._router.names or self._told.get(server.name) == error.hint:
+        """Why a server that came late was not taken in; once, for it is tried again. At the start
+        it is raised.
+        """
+        if (
+            self._publication is None
+            or server.name in self._router.names
+            or self._told.get(server.name) == error.hint
+        ):
             return
         self._told[server.name] = error.hint
-        sys.stderr.write(f"hrm-agent: the engine at {server.url} is not taken in: {error.message} {error.hint}\n")
+        sys.stderr.write(
+            f"hrm-agent: the engine at {server.url} is not taken in: {error.message} {error.hint}\n"
+        )
 
     def _refuse_other_logprobs(self, server: FleetServer) -> None:
         """The record names one kind for all of a run's calls."""
@@ -336,8 +389,10 @@ class EngineFleet:
         self._logprob_kind = self._logprob_kind or server.engine.logprob_kind
         if server.engine.logprob_kind is not self._logprob_kind:
             raise ModelError(
-                f"The vLLM server at {server.url} gives log-probs of another kind than the other servers.",
-                "Start them all with --logprobs-mode processed_logprobs, as those that are started here.",
+                f"The vLLM server at {server.url} gives log-probs of another kind than the other"
+                " servers.",
+                "Start them all with --logprobs-mode processed_logprobs, as those that are started"
+                " here.",
             )
 
     def _bring_up_to_date(self, server: FleetServer) -> None:
@@ -347,7 +402,8 @@ class EngineFleet:
         try:
             if server.name in self._router.names:
                 return
-            self._seen(server, digest=True)  # it may have dropped a request, and answered others before that
+            # it may have dropped a request, and answered others before that
+            self._seen(server, digest=True)
             publication = self._publication
             if publication is not None and server.engine is not None:
                 server.take(publication)
@@ -362,27 +418,38 @@ class EngineFleet:
         now = time.monotonic()
         if self._router.names or not self._router.unanswered:
             self._alone_since = now
-        elif now - self._alone_since > self._options.patience or all(server.refused for server in self._servers):
+        elif now - self._alone_since > self._options.patience or all(
+            server.refused for server in self._servers
+        ):
             self._router.fail_all(self._nobody())
 
     def _nobody(self) -> ModelError:
-        found = next((server.refused for server in self._servers if server.refused is not None), None)
+        found = next(
+            (server.refused for server in self._servers if server.refused is not None), None
+        )
         return found or ModelError(
             f"No vLLM server of {self.name!r} has come within {self._options.patience:g} s.",
-            "See their logs (engines/ in the run's folder); what was recorded is kept, and the run can be resumed.",
+            "See their logs (engines/ in the run's folder); what was recorded is kept, and the run"
+            " can be resumed.",
         )
 
     def _wait_for_servers(self, at_least: int | None = None) -> None:
-        """Until all have come, or as many as asked for; what comes within the patience is enough if any has.
+        """Until all have come, or as many as asked for; what comes within the patience is enough if
+        any has.
 
-        At the start one that is refused is an error: it was asked for, and nobody would look for it later.
+        At the start one that is refused is an error: it was asked for, and nobody would look for it
+        later.
         """
         until = time.monotonic() + self._options.patience
         with self._looked:
             while not self._closing.is_set():
                 if self._failure is not None:
                     raise self._failure
-                there = sum(server.engine is not None for server in self._servers) if self._logprob_kind else 0
+                there = (
+                    sum(server.engine is not None for server in self._servers)
+                    if self._logprob_kind
+                    else 0
+                )
                 refused = [server.refused for server in self._servers if server.refused is not None]
                 if refused and (at_least is None or len(refused) == len(self._servers)):
                     raise refused[0]

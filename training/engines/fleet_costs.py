@@ -1,4 +1,6 @@
-"""Iteration costs of a fleet's servers: measured once for each kind, if the scheduling policy asks."""
+"""Iteration costs of a fleet's servers: measured once for each kind,
+if the scheduling policy asks.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,26 @@ class FleetCosts:
         """One server of each kind that is not known: it has the weights, and no requests yet."""
         if not self._router.scheduler.policy.uses_costs:
             return []
-        idle = (each for each in servers if each.took is not None and each.name not in self._router.names)
+        idle = (
+            each
+            for each in servers
+            if each.took is not None and each.name not in self._router.names
+        )
         return list({each.kind: each for each in idle if each.kind not in self._known}.values())
 
     def measure(self, server: FleetServer) -> None:
-        """Ask it until its costs are known. Raises `ServerGoneError` where it goes away meanwhile."""
+        """Ask it until its costs are known.
+        Raises `ServerGoneError` where it goes away meanwhile.
+        """
         kind = server.kind
         try:
             self._known[kind] = server.measured()
         except ModelError as error:
             if not server.is_there():
                 raise ServerGoneError(error.message, error.hint) from error
-            sys.stderr.write(f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n")
+            sys.stderr.write(
+                f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n"
+            )
 
     def metrics(self) -> dict[str, float]:
         """Means over the kinds; empty where none is known."""

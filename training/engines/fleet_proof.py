@@ -1,4 +1,6 @@
-"""The proof of one server of a fleet: what it has shown of its weights is held against the trainer's."""
+"""The proof of one server of a fleet: what it has shown of its weights is held against the
+trainer's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["FleetProof"]
 class FleetProof:
     """Holds servers to publications."""
 
-    def __init__(self, options: FleetOptions, score: Callable[[Sequence[int]], list[float]]) -> None:
+    def __init__(
+        self, options: FleetOptions, score: Callable[[Sequence[int]], list[float]]
+    ) -> None:
         """`score`: the trainer's log-prob of each token of a text but the first."""
         self._options, self._score = options, score
         self._said: set[str] = set()
@@ -35,10 +39,11 @@ class FleetProof:
     def prove(
         self, server: FleetServer, publication: Publication, shown: Shown
     ) -> tuple[Publication, LogprobDifference]:
-        """The publication with what the server sampled, for others to be held to, and how far the server is off.
+        """The publication with what the server sampled, for others to be held to, and how far the
+        server is off.
 
-        Raises `OtherWeightsError` where it is too far, or where its weights cannot be looked at and are not to be
-        taken on trust.
+        Raises `OtherWeightsError` where it is too far, or where its weights cannot be looked at and
+        are not to be taken on trust.
         """
         texts, differences = publication.texts[:1], list[LogprobDifference]()
         if shown.sample is not None:
@@ -49,8 +54,12 @@ class FleetProof:
             texts = (*texts, fresh)
         else:
             texts = publication.texts
-        differences += [LogprobDifference.of(text.logprobs, server.logprobs(text.token_ids)) for text in texts]
-        found = LogprobDifference(max(each.largest for each in differences), max(each.mean for each in differences))
+        differences += [
+            LogprobDifference.of(text.logprobs, server.logprobs(text.token_ids)) for text in texts
+        ]
+        found = LogprobDifference(
+            max(each.largest for each in differences), max(each.mean for each in differences)
+        )
         where, version = server.url, publication.version
         refuse_other_weights(
             where=where,
@@ -62,10 +71,13 @@ class FleetProof:
         )
         if shown.kept_cache:
             refuse_kept_cache(where, version)
-        self._tell(refuse_unknown(where, version, shown.compared.unknown, trusted=self._options.unproved))
+        self._tell(
+            refuse_unknown(where, version, shown.compared.unknown, trusted=self._options.unproved)
+        )
         if shown.watched.digest != shown.compared.digest:
             raise OtherWeightsError(
-                f"The engine at {where} had the weights of version {version}, and while it was proved they changed.",
+                f"The engine at {where} had the weights of version {version}, and while it was"
+                " proved they changed.",
                 "Let nobody else change the weights of a server while a training runs.",
             )
         server.proved = shown.watched

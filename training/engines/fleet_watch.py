@@ -1,12 +1,14 @@
-"""A server is still what it was proved to be: looked at again and again, and once more before a step is learnt from.
+"""A server is still what it was proved to be: looked at again and again, and once more before a
+step is learnt from.
 
-A proof says what a server samples with at one moment. Afterwards it may be started again with what it had at first, be
-given weights by somebody else, or have its memory written over. So each look asks for its process and for what that
-was last given, and some looks for a digest of all that it computes with.
+A proof says what a server samples with at one moment. Afterwards it may be started again with what
+it had at first, be given weights by somebody else, or have its memory written over. So each look
+asks for its process and for what that was last given, and some looks for a digest of all that it
+computes with.
 
-What a server answered since it was last seen to be the same cannot be told from answers of other weights. Where there
-is none, the server is dealt with as one that was lost: it is given the weights anew, and proved. Where there is any,
-the step must not be learnt from.
+What a server answered since it was last seen to be the same cannot be told from answers of other
+weights. Where there is none, the server is dealt with as one that was lost: it is given the weights
+anew, and proved. Where there is any, the step must not be learnt from.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ class FleetWatch:
         self._same = self._same_digest = self._router.answered(self._server.name)
 
     def look(self, *, digest: bool = False) -> Watched | None:
-        """See whether it is what was proved, and hear how far its requests are; None if nothing was proved.
+        """See whether it is what was proved, and hear how far its requests are; None if nothing was
+        proved.
 
-        `digest`: read all weights, whether or not it is time to. Raises `ServerGoneError` where it is another now and
-        has answered nothing since, and `OtherWeightsError` where it has.
+        `digest`: read all weights, whether or not it is time to. Raises `ServerGoneError` where it
+        is another now and has answered nothing since, and `OtherWeightsError` where it has.
         """
         server, proved = self._server, self._server.proved
         if proved is None:
@@ -79,9 +82,11 @@ class FleetWatch:
         if since <= 0:
             raise ServerGoneError(f"{what} since its proof", "It is given the weights anew.")
         raise OtherWeightsError(
-            f"The engine at {server.url} is not what it was proved to be with version {server.took}: {what} after its "
-            f"proof, and it has answered {since} requests since it was last seen to be the same.",
-            "Nothing was trained on this step, and the answers are on record: remove the step's threads with "
-            "`hrm-agent store delete` before `hrm-agent resume`, or it learns from them. Look at what else reaches the "
-            "server: nobody else may restart it under its address, or change its weights, while a training runs.",
+            f"The engine at {server.url} is not what it was proved to be with version"
+            f" {server.took}: {what} after its proof, and it has answered {since} requests since it"
+            " was last seen to be the same.",
+            "Nothing was trained on this step, and the answers are on record: remove the step's"
+            " threads with `hrm-agent store delete` before `hrm-agent resume`, or it learns from"
+            " them. Look at what else reaches the server: nobody else may restart it under its"
+            " address, or change its weights, while a training runs.",
         )

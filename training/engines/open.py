@@ -1,4 +1,6 @@
-"""The engine that samples a training's rollouts, as it is configured: this process, or vLLM servers."""
+"""The engine that samples a training's rollouts, as it is configured: this process, or vLLM
+servers.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,27 @@ __all__ = ["open_fleet"]
 
 
 def open_fleet(
-    config: GrpoConfig, folder: Path, codec: PolicyCodec, score: Callable[[Sequence[int]], list[float]]
+    config: GrpoConfig,
+    folder: Path,
+    codec: PolicyCodec,
+    score: Callable[[Sequence[int]], list[float]],
 ) -> EngineFleet:
-    """The servers of a run, started or found; they have no weights of the trainer yet. Raises `ModelError`.
+    """The servers of a run, started or found; they have no weights of the trainer yet. Raises
+    `ModelError`.
 
     `folder`: the run's. `score`: as `EngineFleet`.
     """
     engines, adapter = config.engines, config.adapter
     if adapter.lora_roles:
         raise ConfigError(
-            "engine vllm takes one adapter at a time, and lora_roles names several.", "Leave lora_roles out."
+            "engine vllm takes one adapter at a time, and lora_roles names several.",
+            "Leave lora_roles out.",
         )
     model = model_folder(config.policy, adapter=adapter.lora_rank > 0)
-    arguments = (*engines.server_options, *_lora_arguments(adapter.lora_rank, engines.server_options))
+    arguments = (
+        *engines.server_options,
+        *_lora_arguments(adapter.lora_rank, engines.server_options),
+    )
     options = FleetOptions(
         run=folder,
         servers=engines.servers,
@@ -81,4 +91,8 @@ def _devices() -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(visible.split(",")) if visible else tuple(str(number) for number in range(torch.cuda.device_count()))
+    return (
+        tuple(visible.split(","))
+        if visible
+        else tuple(str(number) for number in range(torch.cuda.device_count()))
+    )

@@ -1,15 +1,19 @@
-"""Which engine has room for a rollout: the policies of `RolloutScheduler`, and what they are told of engines.
+"""Which engine has room for a rollout: the policies of `RolloutScheduler`, and what they are told
+of engines.
 
-Two kinds. The static ones and `least_requests` admit everybody at once, as trainers do by default: the engine preempts
-when its cache is full, and computes what it threw away again. The others hold rollouts back in a central queue:
-`fixed_limit` by a number that somebody chose, `safe_maximum` by the longest that a rollout may get, `expected_peak` by
-what the last step says they will need. docs/scale.md has what each of them gains and loses.
+Two kinds. The static ones and `least_requests` admit everybody at once, as trainers do by default:
+the engine preempts when its cache is full, and computes what it threw away again. The others hold
+rollouts back in a central queue: `fixed_limit` by a number that somebody chose, `safe_maximum` by
+the longest that a rollout may get, `expected_peak` by what the last step says they will need.
+docs/scale.md has what each of them gains and loses.
 
-How long rollouts get, as the last complete step had them; and what a set of running ones will need at most.
+How long rollouts get, as the last complete step had them; and what a set of running ones will need
+at most.
 
-A rollout's length is in tokens past its prompt: sampled ones, tool results. Of the rollouts that have `x` tokens
-now, the share `S(x + h) / S(x)` will be there when each of them has `h` more; `S` is the survival curve. Lengths of the
-rollouts that have finished *so far* are biased to the short ones, which is why a step counts only when it is over.
+A rollout's length is in tokens past its prompt: sampled ones, tool results. Of the rollouts that
+have `x` tokens now, the share `S(x + h) / S(x)` will be there when each of them has `h` more; `S`
+is the survival curve. Lengths of the rollouts that have finished *so far* are biased to the short
+ones, which is why a step counts only when it is over.
 """
 
 from __future__ import annotations
@@ -80,16 +84,20 @@ class LengthCurve:
         return max(1.0, sum(self.lengths) / len(self.lengths))
 
     def survival(self, tokens: Floats) -> Floats:
-        """Share of rollouts that get longer than `tokens`, of any shape; never 0, since a later one may."""
+        """Share of rollouts that get longer than `tokens`, of any shape; never 0, since a later one
+        may.
+        """
         longer = len(self.lengths) - np.searchsorted(np.asarray(self.lengths), tokens, side="right")
         return (longer + 0.5) / (len(self.lengths) + 0.5)
 
 
 class PeakTable:
-    """For each length a rollout may have now: mean and variance of the tokens it holds at each horizon.
+    """For each length a rollout may have now: mean and variance of the tokens it holds at each
+    horizon.
 
-    One row of numbers a rollout, so that what an engine will hold is a sum of rows: a decision costs a rollout's row
-    where nothing else has changed, and one gather over the engine's own rollouts where something has.
+    One row of numbers a rollout, so that what an engine will hold is a sum of rows: a decision
+    costs a rollout's row where nothing else has changed, and one gather over the engine's own
+    rollouts where something has.
     """
 
     def __init__(self, curve: LengthCurve) -> None:
@@ -128,7 +136,9 @@ class RolloutState:
     tokens: int
     """Of its whole context now: prompt, sampled tokens, tool results."""
     engine: EngineState | None = None
-    """Where it is live; None while it waits, or while it is in a tool call and its engine has left."""
+    """Where it is live; None while it waits,
+    or while it is in a tool call and its engine has left.
+    """
     running: bool = True
     """Whether a turn of it is under way or waits for an engine; False in a tool call."""
     placed: bool = False
@@ -158,7 +168,9 @@ class EngineState:
     max_running: int
     """Sequences that it takes into one iteration."""
     block_tokens: int
-    """Tokens of a block of its cache: a rollout holds half of one more than its tokens, on average."""
+    """Tokens of a block of its cache: a rollout holds half of one more than its tokens,
+    on average.
+    """
     costs: IterationCosts | None
     """What was measured of it, if it was."""
     live: dict[str, RolloutState] = field(default_factory=dict[str, RolloutState])
@@ -205,17 +217,23 @@ class EngineState:
 
 
 class SchedulingPolicy:
-    """Says where there is room. This one, which the others are made of, admits everybody where the fewest are."""
+    """Says where there is room. This one, which the others are made of, admits everybody where the
+    fewest are.
+    """
 
     name = "least_requests"
     watches_growth = False
-    """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's end will do."""
+    """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's
+    end will do.
+    """
     uses_costs = False
     """Whether it asks what an engine's iterations cost: if not, nobody needs to measure that."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
-        """Before anything else, once; `chance` decides between equals, or groups would fall in line with engines."""
+        """Before anything else, once; `chance` decides between equals, or groups would fall in line
+        with engines.
+        """
         self._random = chance
 
     def learn(self, lengths: LengthCurve, engines: Sequence[EngineState]) -> None:
@@ -231,15 +249,21 @@ class SchedulingPolicy:
         """A rollout was placed: `engine` has it already."""
 
     def place(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """That of `engines`, at least one, with room for a rollout that is on none; None if it has to wait."""
+        """That of `engines`, at least one, with room for a rollout that is on none; None if it has
+        to wait.
+        """
         return min(engines, key=lambda each: (len(each.live), self._random.random()))
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """Where a live rollout should have its next turn, if not on the engine that has its cache."""
+        """Where a live rollout should have its next turn,
+        if not on the engine that has its cache.
+        """
         return None
 
     def peak(self, engine: EngineState) -> float:
-        """Tokens that the live rollouts of an engine are expected to hold at most, as far as the policy asks."""
+        """Tokens that the live rollouts of an engine are expected to hold at most, as far as the
+        policy asks.
+        """
         return engine.tokens
 
 
@@ -248,7 +272,8 @@ class LeastRequests(SchedulingPolicy):
 
 
 class StaticRollouts(SchedulingPolicy):
-    """Everybody at once, the same number to each engine, whatever has ended: the split that most trainers make.
+    """Everybody at once, the same number to each engine, whatever has ended: the split that most
+    trainers make.
 
     Each round over the engines has an order of its own.
     """
@@ -301,11 +326,18 @@ class _Admission(SchedulingPolicy, ABC):
         if len(engines) > 1:
             engines = sorted(engines, key=lambda each: (self.load(each), self._random.random()))
         return next(
-            (each for each in engines if each.running < each.max_running and self.has_room(rollout, each)), None
+            (
+                each
+                for each in engines
+                if each.running < each.max_running and self.has_room(rollout, each)
+            ),
+            None,
         )
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """The emptiest engine if it has so much fewer rollouts that computing the context again is worth it."""
+        """The emptiest engine if it has so much fewer rollouts that computing the context again is
+        worth it.
+        """
         assert rollout.engine is not None
         emptiest = min(engines, key=lambda each: len(each.live))
         crowded = len(rollout.engine.live) > _MOVE_FROM * (len(emptiest.live) + 1)
@@ -313,7 +345,9 @@ class _Admission(SchedulingPolicy, ABC):
 
 
 _MOVE_FROM = 1.3
-"""How many times the rollouts of the emptiest engine an engine has before one of its own goes there."""
+"""How many times the rollouts of the emptiest engine an engine has before one of its own goes
+there.
+"""
 
 
 class FixedLimit(_Admission):
@@ -329,10 +363,11 @@ class FixedLimit(_Admission):
 
 
 class SafeMaximum(_Admission):
-    """Room for the longest response that each rollout may have is reserved: nothing is ever thrown away.
+    """Room for the longest response that each rollout may have is reserved: nothing is ever thrown
+    away.
 
-    That is the scheduler of rStar2-Agent (arXiv 2508.20722, section 3.2). `over_commit` multiplies what is reserved;
-    its released code begins with 0.7.
+    That is the scheduler of rStar2-Agent (arXiv 2508.20722, section 3.2). `over_commit` multiplies
+    what is reserved; its released code begins with 0.7.
     """
 
     name = "safe_maximum"
@@ -350,18 +385,23 @@ class SafeMaximum(_Admission):
 
     def _reserved(self, engine: EngineState) -> int:
         """Of one rollout past its prompt, in whole blocks and the one that the prompt shares."""
-        return -(-self.max_response_tokens // engine.block_tokens) * engine.block_tokens + engine.block_tokens
+        return (
+            -(-self.max_response_tokens // engine.block_tokens) * engine.block_tokens
+            + engine.block_tokens
+        )
 
 
 class ExpectedPeak(_Admission):
-    """As many as are expected to fit at the moment when they hold most, by the lengths of the last step.
+    """As many as are expected to fit at the moment when they hold most, by the lengths of the last
+    step.
 
-    What a set of rollouts holds at a moment ahead is a sum over independent ones: it stays within `deviations` standard
-    deviations of its mean. 2 would do if lengths were those of the last step; 2.5 has room for a step whose rollouts
-    get a few percent longer, for 0.5 % of the time, and preempting is the price of the rest. The idea is that of
-    Past-Future (arXiv 2507.10150). Before the first step is over there is no curve, and an engine whose
-    iterations cost mostly overhead runs fastest with everybody on it: then all are admitted, as all are with
-    `admit_all`. Of an engine that was measured (`IterationCosts`) the policy sees that by itself.
+    What a set of rollouts holds at a moment ahead is a sum over independent ones: it stays within
+    `deviations` standard deviations of its mean. 2 would do if lengths were those of the last step;
+    2.5 has room for a step whose rollouts get a few percent longer, for 0.5 % of the time, and
+    preempting is the price of the rest. The idea is that of Past-Future (arXiv 2507.10150). Before
+    the first step is over there is no curve, and an engine whose iterations cost mostly overhead
+    runs fastest with everybody on it: then all are admitted, as all are with `admit_all`. Of an
+    engine that was measured (`IterationCosts`) the policy sees that by itself.
     """
 
     name = "expected_peak"
@@ -387,7 +427,9 @@ class ExpectedPeak(_Admission):
         self._totals.pop(engine.name, None)
 
     def pinned(self, rollout: RolloutState, engine: EngineState) -> None:
-        """Where the sum was that of before, the new one's row is added to it: no gather for each of many arrivals."""
+        """Where the sum was that of before, the new one's row is added to it: no gather for each of
+        many arrivals.
+        """
         known = self._totals.get(engine.name)
         if known is not None and self._table is not None and known.changes == engine.changes - 1:
             known.total = known.total + self._row(self._table, rollout, engine)
@@ -397,13 +439,23 @@ class ExpectedPeak(_Admission):
         if self._table is None or self._admits_all(engine):
             return True
         total = self._total(self._table, engine).total + self._row(self._table, rollout, engine)
-        peak = highest(total, self.deviations) + engine.prompt_tokens + engine.new_prompt_tokens(rollout)
+        peak = (
+            highest(total, self.deviations)
+            + engine.prompt_tokens
+            + engine.new_prompt_tokens(rollout)
+        )
         return peak <= engine.capacity_tokens
 
     def load(self, engine: EngineState) -> float:
-        """The share of its cache, as it was last computed: what has changed since is computed where it matters."""
+        """The share of its cache, as it was last computed: what has changed since is computed where
+        it matters.
+        """
         known = self._totals.get(engine.name)
-        return known.peak / engine.capacity_tokens if known is not None and engine.live else len(engine.live)
+        return (
+            known.peak / engine.capacity_tokens
+            if known is not None and engine.live
+            else len(engine.live)
+        )
 
     def peak(self, engine: EngineState) -> float:
         return engine.tokens if self._table is None else self._total(self._table, engine).peak
@@ -412,7 +464,8 @@ class ExpectedPeak(_Admission):
         if self.admit_all or self._curve is None or engine.costs is None:
             return self.admit_all
         fit = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
-        sampling = engine.running / len(engine.live) if engine.live else 1.0  # in a tool call they cost no iteration
+        # in a tool call they cost no iteration
+        sampling = engine.running / len(engine.live) if engine.live else 1.0
         return engine.costs.recompute_share(sampling * fit) < _OVERHEAD_BOUND
 
     def _row(self, table: PeakTable, rollout: RolloutState, engine: EngineState) -> Floats:
@@ -422,7 +475,9 @@ class ExpectedPeak(_Admission):
         known = self._totals.get(engine.name)
         if known is None or known.changes != engine.changes:
             spare = engine.block_tokens / 2
-            known = _Total(table.total([each.response_tokens + spare for each in engine.live.values()]))
+            known = _Total(
+                table.total([each.response_tokens + spare for each in engine.live.values()])
+            )
             self._settle(known, engine)
             self._totals[engine.name] = known
         return known
@@ -433,7 +488,9 @@ class ExpectedPeak(_Admission):
 
 
 _OVERHEAD_BOUND = 0.15
-"""Below that share, work done twice costs less than rollouts that begin later: holding back loses (docs/scale.md)."""
+"""Below that share, work done twice costs less than rollouts that begin later: holding back loses
+(docs/scale.md).
+"""
 
 
 @dataclass(slots=True)
@@ -447,20 +504,33 @@ class _Total:
 
 POLICIES: dict[str, Callable[..., SchedulingPolicy]] = {
     policy.name: policy
-    for policy in (ExpectedPeak, FixedLimit, LeastRequests, SafeMaximum, StaticPrompts, StaticRollouts)
+    for policy in (
+        ExpectedPeak,
+        FixedLimit,
+        LeastRequests,
+        SafeMaximum,
+        StaticPrompts,
+        StaticRollouts,
+    )
 }
 """By the names that a configuration knows them by."""
 
 
 def scheduling_policy(name: str, **options: float) -> SchedulingPolicy:
-    """A policy by its name, and the options of its class. Raises `ConfigError` for what it does not know or lacks."""
+    """A policy by its name, and the options of its class. Raises `ConfigError` for what it does not
+    know or lacks.
+    """
     if name not in POLICIES:
         close = nearest(name, POLICIES)
-        raise ConfigError(f"There is no scheduling policy {name!r}.", close or f"Take one of {', '.join(POLICIES)}.")
+        raise ConfigError(
+            f"There is no scheduling policy {name!r}.",
+            close or f"Take one of {', '.join(POLICIES)}.",
+        )
     try:
         return POLICIES[name](**options)
     except TypeError as error:
         raise ConfigError(
-            f"The scheduling policy {name!r} cannot be made from {options or 'no options'}: {error}.",
+            f"The scheduling policy {name!r} cannot be made from {options or 'no options'}:"
+            f" {error}.",
             "Look at its class in training/engines/policies.py for what it takes.",
         ) from error

@@ -10,7 +10,14 @@ from typing import Protocol
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 
-__all__ = ["MOST_SILENCES", "Member", "RoutedEngine", "RoutedRequest", "RoutedRollout", "never_answered"]
+__all__ = [
+    "MOST_SILENCES",
+    "Member",
+    "RoutedEngine",
+    "RoutedRequest",
+    "RoutedRollout",
+    "never_answered",
+]
 
 MOST_SILENCES = 3
 """Engines that may fall silent over one request before it fails."""
@@ -20,7 +27,9 @@ class RoutedEngine(Protocol):
     """An engine behind a router."""
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may answer it."""
+        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may
+        answer it.
+        """
         ...
 
 
@@ -45,12 +54,16 @@ class RoutedRequest:
     heard_at: float = 0.0
     """Time at which it was sent or last made progress, on the monotonic clock."""
     listed: bool = False
-    """True if its engine's last report names it: one that waits in the engine's own queue is in none."""
+    """True if its engine's last report names it: one that waits in the engine's own queue is in
+    none.
+    """
     silences: int = 0
     """Number of engines that were left because nothing was heard of the request."""
 
     def advanced(self, tokens: int | None, now: float) -> bool:
-        """Take its tokens, or None where a report does not list it. True if it went on: it has more, or has begun."""
+        """Take its tokens, or None where a report does not list it. True if it went on: it has
+        more, or has begun.
+        """
         begun, self.listed = tokens is not None and not self.listed, tokens is not None
         if not begun and (tokens or 0) <= self.tokens:
             return False
@@ -93,10 +106,14 @@ class Member:
     reports: bool = False
     """True if it says how far its requests are."""
     advanced_at: float = 0.0
-    """Time at which one of its requests last made progress or was answered, on the monotonic clock."""
+    """Time at which one of its requests last made progress or was answered,
+    on the monotonic clock.
+    """
 
     def hear(self, tokens: Mapping[str, int], now: float) -> list[RoutedRequest]:
-        """Take its report, by request name, and find the requests that went on since the last one."""
+        """Take its report, by request name,
+        and find the requests that went on since the last one.
+        """
         found = [asked for asked in self.asked if asked.advanced(tokens.get(asked.name), now)]
         self.reports, self.advanced_at = True, now if found else self.advanced_at
         return found
@@ -104,8 +121,8 @@ class Member:
     def silent_over(self, until: float) -> tuple[bool, list[RoutedRequest]]:
         """True if nothing was heard of it since `until`, and the requests that may be the reason.
 
-        One that reports is silent if none of its requests went on: some may wait in its queue for as long as others
-        are sampled. Those that it does not list wait for those that it does.
+        One that reports is silent if none of its requests went on: some may wait in its queue for
+        as long as others are sampled. Those that it does not list wait for those that it does.
         """
         late = [asked for asked in self.asked if asked.heard_at < until]
         if not late or (self.reports and self.advanced_at >= until):
@@ -116,6 +133,8 @@ class Member:
 def never_answered() -> ModelError:
     """Why a request fails that no engine has answered."""
     return ModelError(
-        f"A request got no answer: {MOST_SILENCES} times its server was left because nothing was heard of it.",
-        "See the servers' logs. A server that is only slow needs a larger --server-patience; then resume the run.",
+        f"A request got no answer: {MOST_SILENCES} times its server was left because nothing was"
+        " heard of it.",
+        "See the servers' logs. A server that is only slow needs a larger --server-patience; then"
+        " resume the run.",
     )

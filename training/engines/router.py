@@ -1,11 +1,13 @@
-"""Requests over several engines: each goes where its rollout is placed, and on to another engine where that one dies.
+"""Requests over several engines: each goes where its rollout is placed, and on to another engine
+where that one dies.
 
-`RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose engine went away is
-asked again elsewhere with its own seed: it had no answer, so nothing is sampled twice. Thread-safe: requests come from
-any thread, and answers from the engines' own.
+`RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose
+engine went away is asked again elsewhere with its own seed: it had no answer, so nothing is sampled
+twice. Thread-safe: requests come from any thread, and answers from the engines' own.
 
-Each request has a name, under which an engine can say how far it is (`heard`): the scheduler learns of tokens while
-they are sampled, and an engine that says nothing of a request for long can be told from one that is busy (`silent`).
+Each request has a name, under which an engine can say how far it is (`heard`): the scheduler learns
+of tokens while they are sampled, and an engine that says nothing of a request for long can be told
+from one that is busy (`silent`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ __all__ = ["EngineRouter"]
 class EngineRouter:
     """Engines by name, and the rollouts on them."""
 
-    def __init__(self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`clock`: seconds, for `silent`."""
         self._scheduler, self._clock = scheduler, clock
         self._own = secrets.token_hex(4)
@@ -116,7 +120,9 @@ class EngineRouter:
         self._send()
 
     def step_ended(self) -> None:
-        """The lengths of the rollouts since the last time are what the coming ones are expected to have."""
+        """The lengths of the rollouts since the last time are what the coming ones are expected to
+        have.
+        """
         with self._lock:
             self._scheduler.step_ended()
 
@@ -132,7 +138,9 @@ class EngineRouter:
         *,
         block_tokens: int = 16,
     ) -> None:
-        """An engine is there, for the first time or again. Sizes and costs: as of `RolloutScheduler.join`."""
+        """An engine is there, for the first time or again. Sizes and costs: as of
+        `RolloutScheduler.join`.
+        """
         with self._lock:
             self._members[name] = Member(name, engine, advanced_at=self._clock())
             sizes = (capacity_tokens, max_running)
@@ -141,7 +149,8 @@ class EngineRouter:
         self._send()
 
     def heard(self, name: str, tokens: Mapping[str, int]) -> None:
-        """Take an engine's report: by request name the number of tokens so far, those of the prompt included.
+        """Take an engine's report: by request name the number of tokens so far, those of the prompt
+        included.
 
         Nothing follows from it at once: the scheduler decides by it when something ends or comes.
         """
@@ -152,24 +161,30 @@ class EngineRouter:
                     self._grow(asked.rollout.name, asked.tokens)
 
     def silent(self, name: str, seconds: float) -> bool:
-        """True if an engine that has requests hangs: nothing was heard for so long, neither tokens nor an answer.
+        """True if an engine that has requests hangs: nothing was heard for so long, neither tokens
+        nor an answer.
 
         Of one that reports no tokens every request has to be answered within the time.
         """
         with self._lock:
             member = self._members.get(name)
-            found, over = member.silent_over(self._clock() - seconds) if member is not None else (False, [])
+            found, over = (
+                member.silent_over(self._clock() - seconds) if member is not None else (False, [])
+            )
             for asked in over:
                 asked.silences += 1
             return found
 
     def answered(self, name: str) -> int:
-        """Requests that an engine of this name has answered since the start, also those before it left and came."""
+        """Requests that an engine of this name has answered since the start, also those before it
+        left and came.
+        """
         with self._lock:
             return self._answers[name]
 
     def leave(self, name: str) -> None:
-        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine.
+        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an
+        engine.
 
         One over which several engines in a row fell silent fails.
         """
@@ -178,7 +193,11 @@ class EngineRouter:
             if member is None:
                 return
             self.lost += 1
-            moved = [*member.asked, *(member.held or ()), *(asked for to, asked in self._to_send if to is member)]
+            moved = [
+                *member.asked,
+                *(member.held or ()),
+                *(asked for to, asked in self._to_send if to is member),
+            ]
             self._to_send = [(to, asked) for to, asked in self._to_send if to is not member]
             self.asked_again += len(member.asked)
             for rollout in self._rollouts.values():
@@ -206,7 +225,8 @@ class EngineRouter:
             return True
 
     def drain(self, name: str, *, abort: bool, seconds: float) -> bool:
-        """Wait until a held engine has answered all; or, with `abort`, take back what it is at, to be asked anew.
+        """Wait until a held engine has answered all; or, with `abort`, take back what it is at, to
+        be asked anew.
 
         False if it is gone, or is not done within `seconds`.
         """
@@ -318,7 +338,10 @@ class EngineRouter:
                 member.asked.add(asked)
                 asked.attempt += 1
                 attempt = asked.attempt
-                asked.name, asked.tokens = f"{self._own}-{next(self._numbers)}", len(asked.request.prompt_ids)
+                asked.name, asked.tokens = (
+                    f"{self._own}-{next(self._numbers)}",
+                    len(asked.request.prompt_ids),
+                )
                 asked.heard_at, asked.listed = self._clock(), False
             try:
                 inner = member.engine.submit(replace(asked.request, name=asked.name))
@@ -328,7 +351,9 @@ class EngineRouter:
             asked.inner = inner
             inner.add_done_callback(partial(self._answered, member, asked, attempt))
 
-    def _answered(self, member: Member, asked: RoutedRequest, attempt: int, inner: Future[Completion]) -> None:
+    def _answered(
+        self, member: Member, asked: RoutedRequest, attempt: int, inner: Future[Completion]
+    ) -> None:
         with self._lock:
             member.asked.discard(asked)
             self._changed.notify_all()

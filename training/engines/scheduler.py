@@ -1,13 +1,15 @@
 """Which engine a rollout runs on: a state machine, told what happens, that answers with placements.
 
-It has no clock, no sockets and no event loop: the router in front of real servers and the simulator of
-`benchmarks.simulate` drive the same code, and the same calls in the same order give the same answers. A rollout is
-pinned to the engine that it was placed on, since its key-value cache lies there, and stays *live* on it during its tool
-calls. What has no room waits in one queue, in order of arrival; an engine is offered the head of the queue whenever
-something ended on it. Which engine has room is the business of a `SchedulingPolicy`.
+It has no clock, no sockets and no event loop: the router in front of real servers and the simulator
+of `benchmarks.simulate` drive the same code, and the same calls in the same order give the same
+answers. A rollout is pinned to the engine that it was placed on, since its key-value cache lies
+there, and stays *live* on it during its tool calls. What has no room waits in one queue, in order
+of arrival; an engine is offered the head of the queue whenever something ended on it. Which engine
+has room is the business of a `SchedulingPolicy`.
 
-A rollout's life is `arrive`, then `turn_ended` and `turn_asked` for each tool call, then `ended`; `grow` in between, as
-often as one likes. Each of them returns the placements that follow: of the rollout itself, of others, or none.
+A rollout's life is `arrive`, then `turn_ended` and `turn_asked` for each tool call, then `ended`;
+`grow` in between, as often as one likes. Each of them returns the placements that follow: of the
+rollout itself, of others, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from dataclasses import dataclass
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.engines.costs import IterationCosts
-from hrm_agent.training.engines.policies import EngineState, LengthCurve, RolloutState, SchedulingPolicy
+from hrm_agent.training.engines.policies import (
+    EngineState,
+    LengthCurve,
+    RolloutState,
+    SchedulingPolicy,
+)
 
 __all__ = ["EngineLoad", "FleetLoad", "Placement", "RolloutScheduler"]
 
@@ -33,7 +40,9 @@ class Placement:
     engine: str
     """Name of the engine, which the rollout is pinned to from now on."""
     moved: bool
-    """True if it was live on another engine before: its whole context is computed anew on this one."""
+    """True if it was live on another engine before:
+    its whole context is computed anew on this one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,9 @@ class EngineLoad:
     tokens: int
     """Tokens of the live ones' contexts now; a prompt that several of a group share counts once."""
     peak_tokens: float
-    """What the policy expects them to hold at most, or has reserved for them; `tokens` where it does not ask."""
+    """What the policy expects them to hold at most, or has reserved for them; `tokens` where it
+    does not ask.
+    """
     capacity_tokens: int
     """Tokens that its key-value cache holds."""
 
@@ -73,12 +84,15 @@ class FleetLoad:
 class RolloutScheduler:
     """Engines, the rollouts on them, and those that wait.
 
-    `lengths` is the curve of the last complete step, None before there is one: then a policy that needs it admits
-    everybody. `seed` decides between engines that are equal to the policy. A call about a rollout or engine that is not
-    known raises `KeyError`; one that cannot follow what was told before, `ValueError`.
+    `lengths` is the curve of the last complete step, None before there is one: then a policy that
+    needs it admits everybody. `seed` decides between engines that are equal to the policy. A call
+    about a rollout or engine that is not known raises `KeyError`; one that cannot follow what was
+    told before, `ValueError`.
     """
 
-    def __init__(self, policy: SchedulingPolicy, lengths: LengthCurve | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, policy: SchedulingPolicy, lengths: LengthCurve | None = None, seed: int = 0
+    ) -> None:
         self.policy = policy
         self.lengths = lengths
         self._engines: dict[str, EngineState] = {}
@@ -99,16 +113,17 @@ class RolloutScheduler:
     ) -> list[Placement]:
         """An engine is there, for the first time or again, with an empty cache.
 
-        `max_running` is its limit of sequences in one iteration, `block_tokens` the unit in which its cache is handed
-        out, `costs` what was measured of it, if it was.
+        `max_running` is its limit of sequences in one iteration, `block_tokens` the unit in which
+        its cache is handed out, `costs` what was measured of it, if it was.
         """
         if engine in self._engines:
             raise ValueError(f"Engine {engine} has joined already.")
         if capacity_tokens < 1 or max_running < 1 or block_tokens < 1:
             raise ConfigError(
-                f"Engine {engine} has room for {capacity_tokens} tokens, {max_running} sequences, in blocks of "
-                f"{block_tokens}: it can run nothing.",
-                "Look at the server's log for the size of its key-value cache, and give it more memory.",
+                f"Engine {engine} has room for {capacity_tokens} tokens, {max_running} sequences,"
+                f" in blocks of {block_tokens}: it can run nothing.",
+                "Look at the server's log for the size of its key-value cache, and give it more"
+                " memory.",
             )
         state = EngineState(engine, capacity_tokens, max_running, block_tokens, costs)
         self._engines[engine] = state
@@ -118,8 +133,8 @@ class RolloutScheduler:
     def leave(self, engine: str) -> list[Placement]:
         """An engine is gone, and its cache with it; nothing happens if it was gone before.
 
-        Its rollouts with a turn under way are queued again, before all others, and so will those in a tool call be when
-        they ask for their next turn.
+        Its rollouts with a turn under way are queued again, before all others, and so will those in
+        a tool call be when they ask for their next turn.
         """
         state = self._engines.pop(engine, None)
         if state is None:
@@ -132,7 +147,9 @@ class RolloutScheduler:
                 self._queue_first(rollout)
         return self._fill(self._all())
 
-    def arrive(self, rollout: str, group: str, prompt_tokens: int, tokens: int = 0) -> list[Placement]:
+    def arrive(
+        self, rollout: str, group: str, prompt_tokens: int, tokens: int = 0
+    ) -> list[Placement]:
         """A rollout wants its first turn. It waits if nothing is returned for it.
 
         `tokens`: of its whole context, where it was begun before and goes on.
@@ -146,7 +163,9 @@ class RolloutScheduler:
         return [] if waiting else self._fill(self._all())
 
     def grow(self, rollout: str, tokens: int) -> None:
-        """Its context has `tokens` now: prompt, sampled ones, tool results. Cheap enough for each streamed token."""
+        """Its context has `tokens` now: prompt, sampled ones, tool results. Cheap enough for each
+        streamed token.
+        """
         self._rollouts[rollout].set_tokens(tokens)
 
     def turn_ended(self, rollout: str) -> list[Placement]:
@@ -162,8 +181,8 @@ class RolloutScheduler:
     def turn_asked(self, rollout: str, tokens: int) -> list[Placement]:
         """The tool call is over, and the next turn's prompt has `tokens` in all.
 
-        Normally the answer is the engine that it is pinned to. It may be another one when nobody waits and the engines
-        empty unevenly; and none, so that it waits, if its engine has left.
+        Normally the answer is the engine that it is pinned to. It may be another one when nobody
+        waits and the engines empty unevenly; and none, so that it waits, if its engine has left.
         """
         state = self._rollouts[rollout]
         if state.running:
@@ -185,7 +204,8 @@ class RolloutScheduler:
     def ended(self, rollout: str, *, counted: bool = True) -> list[Placement]:
         """It is over, whatever it was doing, and its room goes to the next ones.
 
-        `counted` is False for one that failed or was cut off by us: its length says nothing about those to come.
+        `counted` is False for one that failed or was cut off by us: its length says nothing about
+        those to come.
         """
         state = self._rollouts.pop(rollout)
         self._queue.pop(rollout, None)
@@ -198,7 +218,9 @@ class RolloutScheduler:
         return self._fill([engine])
 
     def step_ended(self) -> None:
-        """All rollouts of a step are over: their lengths are what the next step's are expected to be."""
+        """All rollouts of a step are over: their lengths are what the next step's are expected to
+        be.
+        """
         if self._finished:
             self.lengths = LengthCurve.of(self._finished)
             self._finished = []
@@ -208,7 +230,12 @@ class RolloutScheduler:
         """A picture for metrics."""
         engines = tuple(
             EngineLoad(
-                each.name, len(each.live), each.running, each.tokens, self.policy.peak(each), each.capacity_tokens
+                each.name,
+                len(each.live),
+                each.running,
+                each.tokens,
+                self.policy.peak(each),
+                each.capacity_tokens,
             )
             for each in self._engines.values()
         )
@@ -224,13 +251,15 @@ class RolloutScheduler:
     def _fill(self, engines: Sequence[EngineState]) -> list[Placement]:
         """Place from the head of the queue as long as one of `engines` has room.
 
-        What fits on no engine even by itself runs by itself: the engine has to preempt or to refuse it, and it must not
-        wait for ever and everybody else behind it.
+        What fits on no engine even by itself runs by itself: the engine has to preempt or to refuse
+        it, and it must not wait for ever and everybody else behind it.
         """
         placements: list[Placement] = []
         while self._queue and engines:
             head = next(iter(self._queue.values()))
-            engine = self.policy.place(head, engines) or next((each for each in engines if not each.live), None)
+            engine = self.policy.place(head, engines) or next(
+                (each for each in engines if not each.live), None
+            )
             if engine is None:
                 break
             del self._queue[head.name]

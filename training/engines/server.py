@@ -52,7 +52,9 @@ class FleetOptions:
     collective: bool = False
     """Weights are sent to the servers' workers, and lie in no folder."""
     address: str = ""
-    """Of this machine, for weights that are sent; empty: the one that it has towards each server."""
+    """Of this machine, for weights that are sent; empty:
+    the one that it has towards each server.
+    """
     tolerance: float | None = None
     """How far log-probs may differ after a publish; None: by dtype."""
     unproved: bool = False
@@ -60,10 +62,13 @@ class FleetOptions:
     base: Path | None = None
     """Folder of the weights that an adapter stands on."""
     abort: bool = False
-    """Requests under way at a publish are asked again with the new weights, in place of being waited for."""
+    """Requests under way at a publish are asked again with the new weights, in place of being
+    waited for.
+    """
     patience: float = 600.0
-    """Seconds that requests wait for a server to be there, a publish for one to be done, and everybody for one that
-    says nothing of what it is at."""
+    """Seconds that requests wait for a server to be there, a publish for one to be done, and
+    everybody for one that says nothing of what it is at.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,9 @@ class FleetServer:
 
     @property
     def kind(self) -> tuple[str, ServerFacts | None]:
-        """Equal for servers that cost the same: the same one with the same options, and all of ours."""
+        """Equal for servers that cost the same: the same one with the same options, and all of
+        ours.
+        """
         return self._given, self.facts
 
     @property
@@ -128,10 +135,13 @@ class FleetServer:
     @property
     def pid(self) -> int | None:
         """Of one of ours that runs."""
-        return self._process.pid if self._process is not None and self._process.ended is None else None
+        return (
+            self._process.pid if self._process is not None and self._process.ended is None else None
+        )
 
     def look(self) -> str | None:
-        """See whether it is there, and what it is if it has come; why it is lost, if it is. Raises what it refuses by.
+        """See whether it is there, and what it is if it has come; why it is lost, if it is. Raises
+        what it refuses by.
 
         One of ours is started where it does not run.
         """
@@ -159,7 +169,9 @@ class FleetServer:
         return (self._process is None or self._process.ended is None) and self._healthy()
 
     def take(self, publication: Publication) -> None:
-        """Give it the weights of a version, and name that version in what it samples from now on."""
+        """Give it the weights of a version,
+        and name that version in what it samples from now on.
+        """
         engine, weights = self._here()
         self.proved = None
         engine.cache_salt = ""
@@ -176,7 +188,9 @@ class FleetServer:
         self._adapter = publication.adapter
 
     def head(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """These tokens, again and again: more than a block of its cache, which a shorter prompt would never fill."""
+        """These tokens, again and again: more than a block of its cache, which a shorter prompt
+        would never fill.
+        """
         engine, _ = self._here()
         assert self.facts is not None
         most = (engine.max_length or 1 << 20) // 2
@@ -212,7 +226,9 @@ class FleetServer:
         return self._here()[1].logprobs(token_ids, self._adapter or None)
 
     def measured(self) -> IterationCosts:
-        """What its iterations cost. Nobody else may ask it meanwhile; its cache is empty afterwards."""
+        """What its iterations cost. Nobody else may ask it meanwhile; its cache is empty
+        afterwards.
+        """
         engine, weights = self._here()
         assert self.facts is not None
 
@@ -257,12 +273,17 @@ class FleetServer:
             return engine.submit(GenerationRequest(tuple(prompt), sampling)).result(_SAMPLE_SECONDS)
         except TimeoutError as error:
             said = (
-                f"The vLLM server at {self.url} has not sampled {sampling.max_tokens} tokens in {_SAMPLE_SECONDS:g} s."
+                f"The vLLM server at {self.url} has not sampled {sampling.max_tokens} tokens in"
+                f" {_SAMPLE_SECONDS:g} s."
             )
-            raise ServerSilentError(said, "See its log; `hrm-agent resume` continues a run that stopped.") from error
+            raise ServerSilentError(
+                said, "See its log; `hrm-agent resume` continues a run that stopped."
+            ) from error
 
     def _found_since(self, before: tuple[float, float]) -> bool:
-        """True if its cache had anything of what it was asked for since; its counters come a little later."""
+        """True if its cache had anything of what it was asked for since; its counters come a little
+        later.
+        """
         _, weights = self._here()
         until = time.monotonic() + _COUNT_SECONDS
         while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
@@ -283,14 +304,22 @@ class FleetServer:
         except ServerGoneError as error:
             if not self.is_there():
                 raise
-            return replace(found, unknown=(*found.unknown, f"what the adapter stands on: {error.message}"))
+            return replace(
+                found, unknown=(*found.unknown, f"what the adapter stands on: {error.message}")
+            )
         self._base_compared = not base.unknown
-        return replace(found, differing=(*found.differing, *base.differing), unknown=(*found.unknown, *base.unknown))
+        return replace(
+            found,
+            differing=(*found.differing, *base.differing),
+            unknown=(*found.unknown, *base.unknown),
+        )
 
     def _here(self) -> tuple[VllmEngine, WeightsClient]:
         engine, weights = self.engine, self._weights
         if engine is None or weights is None:
-            raise ServerGoneError(f"The vLLM server at {self.url} is away.", "It is waited for; or resume the run.")
+            raise ServerGoneError(
+                f"The vLLM server at {self.url} is away.", "It is waited for; or resume the run."
+            )
         return engine, weights
 
     @contextmanager
@@ -308,7 +337,8 @@ class FleetServer:
         assert launch is not None, "only servers of our own have no address"
         if self._starts == _STARTS:
             raise ModelError(
-                f"A vLLM server was started {_STARTS} times and never answered: the last one {ended}",
+                f"A vLLM server was started {_STARTS} times and never answered: the last one"
+                f" {ended}",
                 "Mend what its log says; --server-options takes further options of `vllm serve`.",
             )
         self._starts += 1
@@ -334,7 +364,8 @@ class FleetServer:
         if self._options.tokenizer and "tokenizer=" not in name:
             name += f"{'&' if '?' in name else '?'}tokenizer={self._options.tokenizer}"
         try:
-            engine = open_vllm(name, seconds=math.inf)  # who hears of its tokens says when it has fallen silent
+            # who hears of its tokens says when it has fallen silent
+            engine = open_vllm(name, seconds=math.inf)
             weights = WeightsClient(engine.address, engine.model, self._options.patience)
             facts = weights.facts()
             weights.watch()  # says whether it takes weights at all
@@ -346,6 +377,8 @@ class FleetServer:
     def _refuse_replicas(self, facts: ServerFacts) -> None:
         if self._options.collective and facts.replicas > 1:
             raise ModelError(
-                f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and weights can be sent to one.",
-                "Set weights_by = file, or start a server for each in place of --data-parallel-size.",
+                f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and weights"
+                " can be sent to one.",
+                "Set weights_by = file, or start a server for each in place of"
+                " --data-parallel-size.",
             )

@@ -1,3 +1,3 @@
-"""What `hrm_agent.training.evaluation.evaluate` is made of: numbers (`statistics`), facts of a run (`samples`,
-`roles`), prices, reports.
+"""What `hrm_agent.training.evaluation.evaluate` is made of: numbers (`statistics`), facts of a run
+(`samples`, `roles`), prices, reports.
 """

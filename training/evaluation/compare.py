@@ -1,7 +1,8 @@
 """Two evaluations of the same problems: what differs, and whether chance would do it too.
 
-A problem is paired with itself, by its id and its prompt, so that how hard it is cancels out: two runs whose intervals
-overlap may differ beyond doubt. What stands in one of the two only is named and left out.
+A problem is paired with itself, by its id and its prompt, so that how hard it is cancels out: two
+runs whose intervals overlap may differ beyond doubt. What stands in one of the two only is named
+and left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.training.evaluation.tables import NOT_REPORTED, Row, interval_text, plain_text
 from hrm_agent.trajectory import RunStatus
 
-__all__ = ["ComparedRun", "Comparison", "compare", "comparison_lines", "comparison_rows", "with_width"]
+__all__ = [
+    "ComparedRun",
+    "Comparison",
+    "compare",
+    "comparison_lines",
+    "comparison_rows",
+    "with_width",
+]
 
 _LEVEL = 0.05
 _NAMED = 20
@@ -39,7 +47,9 @@ class ComparedRun:
     sampled_tokens: float
     """Completion tokens of a trajectory: mean over problems of the mean of a problem's samples."""
     tool_errors: float
-    """Tool calls of a trajectory that failed by the policy's doing: mean over problems of the mean of its samples."""
+    """Tool calls of a trajectory that failed by the policy's doing: mean over problems of the mean
+    of its samples.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,9 @@ class Comparison:
     difference: Estimate
     """Difference of pass@1, resampled over pairs."""
     p_value: float
-    """Two-sided, of no difference; McNemar's exact test where every problem has one sample a side."""
+    """Two-sided, of no difference; McNemar's exact test where every problem has one sample a
+    side.
+    """
     test: str
     """Name of the test that `p_value` is of."""
     sampled_tokens: Estimate
@@ -86,20 +98,32 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Sample], b: Sequence[Sample], names: tuple[str, str], *, seed: int = 0, resamples: int = 10_000
+    a: Sequence[Sample],
+    b: Sequence[Sample],
+    names: tuple[str, str],
+    *,
+    seed: int = 0,
+    resamples: int = 10_000,
 ) -> Comparison:
     """Raises `RunError` where no problem is in both."""
     ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
     both = sorted(ours.keys() & theirs.keys())
     if not both:
-        raise RunError(f"{names[0]} and {names[1]} have no problem in common{_why(ours, theirs)}.", _HINT)
+        raise RunError(
+            f"{names[0]} and {names[1]} have no problem in common{_why(ours, theirs)}.", _HINT
+        )
     shares = [(_share(ours[problem]), _share(theirs[problem])) for problem in both]
     differences = [of_b - of_a for of_a, of_b in shares]
     means = [[_means(side[problem]) for problem in both] for side in (ours, theirs)]
     of_a, of_b = bootstrapped(
-        [[float(x) for x in side] for side in zip(*shares, strict=True)], seed=seed, resamples=resamples
+        [[float(x) for x in side] for side in zip(*shares, strict=True)],
+        seed=seed,
+        resamples=resamples,
     )
-    columns = [list(map(float, differences)), *([y[i] - x[i] for x, y in zip(*means, strict=True)] for i in range(2))]
+    columns = [
+        list(map(float, differences)),
+        *([y[i] - x[i] for x, y in zip(*means, strict=True)] for i in range(2)),
+    ]
     difference, tokens, errors = bootstrapped(columns, seed=seed, resamples=resamples, shares=False)
     single = all(len(side[problem]) == 1 for side in (ours, theirs) for problem in both)
     return Comparison(
@@ -132,16 +156,22 @@ def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
         if sample.status is not RunStatus.RUNNING:
             found[sample.problem].append(sample)
     if not found:
-        raise RunError(f"{name} has no trajectory that ended.", f"`hrm-agent resume {name}` resumes a run.")
+        raise RunError(
+            f"{name} has no trajectory that ended.", f"`hrm-agent resume {name}` resumes a run."
+        )
     return found
 
 
 def with_width(difference: Estimate, problems: int) -> Estimate:
-    """Pairs that all differ alike (not at all, mostly) leave a bootstrap no width: as much as Wilson gives a 0."""
+    """Pairs that all differ alike (not at all, mostly) leave a bootstrap no width: as much as
+    Wilson gives a 0.
+    """
     if difference.low < difference.high:
         return difference
     _, half = wilson_interval(0, problems)
-    return Estimate(difference.value, max(-1.0, difference.value - half), min(1.0, difference.value + half))
+    return Estimate(
+        difference.value, max(-1.0, difference.value - half), min(1.0, difference.value + half)
+    )
 
 
 def _share(group: Sequence[Sample]) -> Fraction:
@@ -149,12 +179,17 @@ def _share(group: Sequence[Sample]) -> Fraction:
 
 
 def _means(group: Sequence[Sample]) -> tuple[float, float]:
-    tokens = (sum(n for (_, kind), n in s.effort.tokens.items() if kind == "sampled") for s in group)
+    tokens = (
+        sum(n for (_, kind), n in s.effort.tokens.items() if kind == "sampled") for s in group
+    )
     return fmean(tokens), fmean(s.effort.tool_errors for s in group)
 
 
 def _side(
-    name: str, groups: Sequence[Sequence[Sample]], share: Estimate, means: Sequence[tuple[float, float]]
+    name: str,
+    groups: Sequence[Sequence[Sample]],
+    share: Estimate,
+    means: Sequence[tuple[float, float]],
 ) -> ComparedRun:
     tokens, errors = (fmean(column) for column in zip(*means, strict=True))
     return ComparedRun(name, sum(map(len, groups)), share, tokens, errors)
@@ -165,12 +200,21 @@ def comparison_rows(found: Comparison) -> list[Row]:
     a, b = found.a, found.b
     return [
         ("trajectories", a.trajectories, b.trajectories, ""),
-        ("pass@1", interval_text(a.pass_at_1), interval_text(b.pass_at_1), interval_text(found.difference, sign=True)),
+        (
+            "pass@1",
+            interval_text(a.pass_at_1),
+            interval_text(b.pass_at_1),
+            interval_text(found.difference, sign=True),
+        ),
         (
             "completion tokens",
             plain_text(a.sampled_tokens or NOT_REPORTED),
             plain_text(b.sampled_tokens or NOT_REPORTED),
-            interval_text(found.sampled_tokens, sign=True) if a.sampled_tokens and b.sampled_tokens else "",
+            (
+                interval_text(found.sampled_tokens, sign=True)
+                if a.sampled_tokens and b.sampled_tokens
+                else ""
+            ),
         ),
         (
             "tool errors",

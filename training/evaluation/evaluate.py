@@ -5,9 +5,9 @@
     tool errors           the share of tool calls that failed by the policy's doing; and the share of *correct*
                           trajectories with such a call: what GRPO-RoC is about, and what accuracy does not show
 
-Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says how many there were:
-a score over the runs that happened to end would flatter whoever ends few. Only runs that are still under way are left
-out.
+Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says
+how many there were: a score over the runs that happened to end would flatter whoever ends few. Only
+runs that are still under way are left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,25 @@ from statistics import fmean
 from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.prices import Prices
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
-from hrm_agent.training.evaluation.statistics import AnswerTally, majority_curve, pass_curve, shown_ks
+from hrm_agent.training.evaluation.statistics import (
+    AnswerTally,
+    majority_curve,
+    pass_curve,
+    shown_ks,
+)
 from hrm_agent.training.evaluation.tables import NOT_REPORTED, interval_text, plain_text
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
 
-__all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics", "summary"]
+__all__ = [
+    "Evaluation",
+    "FamilyScore",
+    "Seconds",
+    "evaluate",
+    "evaluate_samples",
+    "group_metrics",
+    "summary",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,9 @@ class Seconds:
     """Where the time went."""
 
     wall: float
-    """From the first start to the last end, pauses between two sittings included; nan without a trajectory."""
+    """From the first start to the last end, pauses between two sittings included; nan without a
+    trajectory.
+    """
     trajectory: float
     """Mean of a trajectory from start to end: with many side by side, mostly waiting."""
     model: float
@@ -62,9 +77,13 @@ class Evaluation:
     problems: int
     """Problems with an ended trajectory."""
     trajectories: int
-    """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and they are none."""
+    """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and
+    they are none.
+    """
     without_score: int
-    """Completed ones that nothing has scored: they are neither right nor wrong, and are left out of all else."""
+    """Completed ones that nothing has scored: they are neither right nor wrong, and are left out of
+    all else.
+    """
     samples: int
     """Trajectories of the problem that has fewest: the largest k of `pass_at` and `majority_at`."""
     pass_at_1: float
@@ -78,20 +97,27 @@ class Evaluation:
     families: dict[str, FamilyScore]
     """Scores of each family of a mixture, by its name."""
     rewards: dict[str, Estimate]
-    """Mean over problems of each reward of a rubric, `reward` being the weighted sum; empty where only `correct` is
-    known. A trajectory without the reward is left out of its mean."""
+    """Mean over problems of each reward of a rubric, `reward` being the weighted sum; empty where
+    only `correct` is known. A trajectory without the reward is left out of its mean.
+    """
     statuses: dict[str, int]
     """Number of trajectories by run status, those under way among them."""
     run_again: int
-    """Ended ones whose first attempt a machine failed; the second one counts, and the first for nothing."""
+    """Ended ones whose first attempt a machine failed; the second one counts, and the first for
+    nothing.
+    """
     stop_reasons: dict[str, int]
     """Number of ended trajectories by stop reason."""
     truncated_correct: int
     """Truncated runs whose best answer was right all the same; they count as wrong."""
     without_call: int
-    """Runs that ended before any model was asked: mostly, the prompt is too long for its context window."""
+    """Runs that ended before any model was asked: mostly, the prompt is too long for its context
+    window.
+    """
     correct_with_tool_error: float
-    """Share of correct trajectories with a tool call that failed by the policy's doing; nan if none is correct."""
+    """Share of correct trajectories with a tool call that failed by the policy's doing; nan if none
+    is correct.
+    """
     tool_error_share: float
     """Share of all tool calls that failed by the policy's doing; nan without a tool call."""
     tool_statuses: dict[str, int]
@@ -121,7 +147,11 @@ class Evaluation:
 
 
 def evaluate(
-    trajectories: Iterable[Trajectory], *, seed: int = 0, resamples: int = 2000, prices: Prices | None = None
+    trajectories: Iterable[Trajectory],
+    *,
+    seed: int = 0,
+    resamples: int = 2000,
+    prices: Prices | None = None,
 ) -> Evaluation:
     """Statistics of `trajectories`, in any order."""
     return evaluate_samples(samples_of(trajectories), seed=seed, resamples=resamples, prices=prices)
@@ -167,7 +197,9 @@ def evaluate_samples(
 
 
 def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """A step's metrics: of all rollouts as sampled (`rollout/`), and of what was made of them (`select/`)."""
+    """A step's metrics: of all rollouts as sampled (`rollout/`), and of what was made of them
+    (`select/`).
+    """
     judged = list(overlays)
     kept = {o.trajectory_id for o in judged if o.verdict is Verdict.KEPT}
     trained = [t for t in rollouts if t.id in kept]
@@ -225,7 +257,9 @@ def _answers(group: Iterable[Sample]) -> AnswerTally:
     for sample in group:
         votes[sample.answer_key].append(sample.correct)
     none = votes.pop("", [])
-    return AnswerTally(tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none))
+    return AnswerTally(
+        tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none)
+    )
 
 
 def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, FamilyScore]:
@@ -237,14 +271,21 @@ def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, F
     return scores
 
 
-def _rewards(by_problem: dict[Problem, list[Sample]], seed: int, resamples: int) -> dict[str, Estimate]:
+def _rewards(
+    by_problem: dict[Problem, list[Sample]], seed: int, resamples: int
+) -> dict[str, Estimate]:
     groups = list(by_problem.values())
-    names = sorted({name for group in groups for s in group for name in s.rewards if name != "correct"})
+    names = sorted(
+        {name for group in groups for s in group for name in s.rewards if name != "correct"}
+    )
     found: dict[str, Estimate] = {}
     for name in names:
         given = [[s.rewards[name] for s in group if name in s.rewards] for group in groups]
         (found[name],) = bootstrapped(
-            [[fmean(values) for values in given if values]], seed=seed, resamples=resamples, shares=False
+            [[fmean(values) for values in given if values]],
+            seed=seed,
+            resamples=resamples,
+            shares=False,
         )
     return found
 
@@ -266,7 +307,9 @@ def _cost(effort: Effort, prices: Prices | None) -> float | None:
     known = {model: price for model in models if (price := prices.find(model)) is not None}
     if len(known) < len(models):
         return None
-    return math.fsum(p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"]) for m, p in known.items())
+    return math.fsum(
+        p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"]) for m, p in known.items()
+    )
 
 
 def _tokens(effort: Effort, kind: str) -> int:
@@ -291,7 +334,10 @@ def _correct(trajectory: Trajectory) -> bool:
 
 
 def _has_tool_error(trajectory: Trajectory) -> bool:
-    return any(call.status is not None and call.status.is_policy_failure for call in trajectory.own_tool_calls)
+    return any(
+        call.status is not None and call.status.is_policy_failure
+        for call in trajectory.own_tool_calls
+    )
 
 
 def _tool_error_share(trajectories: Iterable[Trajectory]) -> float:
@@ -304,12 +350,29 @@ def _mean(values: Sequence[float]) -> float:
 
 def summary(found: Evaluation) -> list[tuple[str, object]]:
     """The measures of an evaluation with their values, as people read them."""
-    rows: list[tuple[str, object]] = [("problems", found.problems), ("trajectories", found.trajectories)]
-    rows += [("left out: completed, without a score", found.without_score)] if found.without_score else []
-    rows += [(f"pass@{k}", interval_text(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
-    rows += [(f"majority@{k}", interval_text(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
-    rows += [(f"reward {name}", interval_text(estimate)) for name, estimate in found.rewards.items()]
-    known = bool(found.read_tokens or found.sampled_tokens) or found.without_call == found.trajectories
+    rows: list[tuple[str, object]] = [
+        ("problems", found.problems),
+        ("trajectories", found.trajectories),
+    ]
+    rows += (
+        [("left out: completed, without a score", found.without_score)]
+        if found.without_score
+        else []
+    )
+    rows += [(f"pass@{k}", interval_text(found.pass_at[k])) for k in shown_ks(found.samples)] or [
+        ("pass@1", math.nan)
+    ]
+    rows += [
+        (f"majority@{k}", interval_text(found.majority_at[k]))
+        for k in shown_ks(found.samples)
+        if k > 1
+    ]
+    rows += [
+        (f"reward {name}", interval_text(estimate)) for name, estimate in found.rewards.items()
+    ]
+    known = (
+        bool(found.read_tokens or found.sampled_tokens) or found.without_call == found.trajectories
+    )
     counts = f"{found.read_tokens:,}, {found.sampled_tokens:,}"
     rows += [
         ("tool error among the correct", found.correct_with_tool_error),
@@ -331,7 +394,9 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
 
 def _times(found: Evaluation) -> str:
     seconds = found.seconds
-    return ", ".join(f"{plain_text(value)} s" for value in (seconds.trajectory, seconds.model, seconds.tool))
+    return ", ".join(
+        f"{plain_text(value)} s" for value in (seconds.trajectory, seconds.model, seconds.tool)
+    )
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -21,7 +21,9 @@ _LONGEST = 24
 
 def draw(found: Evaluation, path: Path, title: str) -> None:
     """Scores by k, scores by family, how runs ended, failures by role."""
-    figure = new_figure(11, 7, f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories")
+    figure = new_figure(
+        11, 7, f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories"
+    )
     scores, families, ends, roles = figure.subplots(2, 2).flat
     _scores(scores, found)
     _families(families, found)
@@ -70,7 +72,10 @@ def _roles(axes: Any, found: Evaluation) -> None:
     names = list(reversed(found.roles))
     left = [0.0] * len(names)
     for kind in (kind for kind in _FAILURES if any(found.roles[name].get(kind) for name in names)):
-        shares = [found.roles[name].get(kind, 0) / max(1, found.roles[name].get("runs", 0)) for name in names]
+        shares = [
+            found.roles[name].get(kind, 0) / max(1, found.roles[name].get("runs", 0))
+            for name in names
+        ]
         axes.barh(range(len(names)), shares, _HEIGHT, left=left, label=kind.replace("_", " "))
         left = [a + b for a, b in zip(left, shares, strict=True)]
     axes.set_yticks(range(len(names)), [_short(name) for name in names])

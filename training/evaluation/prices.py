@@ -1,4 +1,6 @@
-"""What runs cost: tokens as the models reported them, times a price a million; or what a provider says itself."""
+"""What runs cost: tokens as the models reported them, times a price a million; or what a provider
+says itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Prices:
 
 
 def read_prices(texts: Iterable[str]) -> Prices:
-    """`PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one. Raises `ConfigError`."""
+    """`PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one.
+    Raises `ConfigError`.
+    """
     return Prices(dict(_price(text) for text in texts))
 
 
@@ -50,13 +54,16 @@ def _price(text: str) -> tuple[str, Price]:
     if match is None:
         raise ConfigError(
             f"--price {text!r} is not a price.",
-            "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price MODEL=0.15,0.60.",
+            "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price"
+            " MODEL=0.15,0.60.",
         )
     return model, Price(float(match[1]), float(match[2]))
 
 
 def usage(call: Call) -> tuple[int, int]:
-    """Tokens that the model read, as it reported them (0 where it did not), and those that it sampled."""
+    """Tokens that the model read, as it reported them (0 where it did not), and those that it
+    sampled.
+    """
     used = call.used or CallUsage()
     return used.input_tokens or 0, used.output_tokens or 0
 

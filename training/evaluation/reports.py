@@ -1,7 +1,8 @@
-"""The results of an evaluation as files: `results.json` for programs, `results.md` for people, `results.png`.
+"""The results of an evaluation as files: `results.json` for programs, `results.md` for people,
+`results.png`.
 
-The picture needs matplotlib, which comes with the extra `train`. Without it the picture is left out, and
-`write_results` says so.
+The picture needs matplotlib, which comes with the extra `train`. Without it the picture is left
+out, and `write_results` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ __all__ = [
 ]
 
 
-def write_results(found: Evaluation, folder: Path, title: str, config: Mapping[str, Any] | None = None) -> list[Path]:
+def write_results(
+    found: Evaluation, folder: Path, title: str, config: Mapping[str, Any] | None = None
+) -> list[Path]:
     """The files, written into `folder`; without matplotlib there is no picture among them."""
     record = {"record": title, **({"config": dict(config)} if config else {}), **asdict(found)}
     written = [_write_json(folder / "results.json", record)]
@@ -52,7 +55,9 @@ def write_comparison(found: Comparison, folder: Path) -> list[Path]:
 
 
 def _write_json(path: Path, record: Any) -> Path:
-    return _write(path, json.dumps(json.loads(json_line(record)), ensure_ascii=False, indent=2) + "\n")
+    return _write(
+        path, json.dumps(json.loads(json_line(record)), ensure_ascii=False, indent=2) + "\n"
+    )
 
 
 def _write(path: Path, text: str) -> Path:
@@ -64,39 +69,56 @@ def _write(path: Path, text: str) -> Path:
 def role_rows(found: Evaluation) -> tuple[list[str], list[Row]]:
     """The roles as a table, with those counts that any of them has."""
     counts = [name for name in ROLE_COUNTS if any(role.get(name) for role in found.roles.values())]
-    return ["role", *counts], [[name, *(role.get(c, 0) for c in counts)] for name, role in found.roles.items()]
+    return ["role", *counts], [
+        [name, *(role.get(c, 0) for c in counts)] for name, role in found.roles.items()
+    ]
 
 
 def markdown(found: Evaluation, title: str, config: Mapping[str, Any] | None = None) -> str:
     """The whole evaluation as a page."""
     parts = [f"# Evaluation of {title}", _table(("measure", "value"), summary(found)), _LEGEND]
     if len(found.families) > 1:
-        rows = [(n, s.problems, s.trajectories, interval_text(s.pass_at_1)) for n, s in found.families.items()]
+        rows = [
+            (n, s.problems, s.trajectories, interval_text(s.pass_at_1))
+            for n, s in found.families.items()
+        ]
         parts += ["## Families", _table(("family", "problems", "trajectories", "pass@1"), rows)]
     if found.roles:
-        parts += ["## Roles", _table(*role_rows(found)), "\n".join(f"* `{n}`: {t}" for n, t in ROLE_COUNTS.items())]
+        parts += [
+            "## Roles",
+            _table(*role_rows(found)),
+            "\n".join(f"* `{n}`: {t}" for n, t in ROLE_COUNTS.items()),
+        ]
     if found.tool_statuses:
         parts += ["## Tool calls", _table(("status", "calls"), list(found.tool_statuses.items()))]
     if config:
-        parts += ["## Configuration", _table(("key", "value"), [(k, _code(v)) for k, v in config.items()])]
+        parts += [
+            "## Configuration",
+            _table(("key", "value"), [(k, _code(v)) for k, v in config.items()]),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 _LEGEND = (
-    "Intervals: 95 %, problems resampled (Wilson's with one sample a problem). A run that failed or was truncated is a "
-    "wrong answer."
+    "Intervals: 95 %, problems resampled (Wilson's with one sample a problem). A run that failed or"
+    " was truncated is a wrong answer."
 )
 
 
 def comparison_markdown(found: Comparison) -> str:
     """The whole comparison as a page."""
-    table = _table(("", f"A: {found.a.name}", f"B: {found.b.name}", "B less A"), comparison_rows(found))
+    table = _table(
+        ("", f"A: {found.a.name}", f"B: {found.b.name}", "B less A"), comparison_rows(found)
+    )
     return "\n\n".join(["# Comparison", table, *comparison_lines(found)]) + "\n"
 
 
 def _table(columns: Row, rows: Iterable[Row]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(plain_text(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(plain_text(cell).replace("|", "\\|") for cell in line) + " |"
+        for line in lines
+    )
 
 
 def _code(value: object) -> str:

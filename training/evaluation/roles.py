@@ -1,9 +1,10 @@
 """Who failed: the calls of a trajectory by role.
 
-A role is the node of the outermost graph that a call was made in, the first name of its checkpoint namespace
-(`solve:ID|reason:ID` is the solver's); one execution of that node is a *run* of the role. What every graph's record
-shows is counted for every role; a tool call is the role's that asked for it. Of the built-in hierarchical graph it is
-known besides what a run has to end with: a plan and a verdict hold a JSON object, a solver's last turn a final answer.
+A role is the node of the outermost graph that a call was made in, the first name of its checkpoint
+namespace (`solve:ID|reason:ID` is the solver's); one execution of that node is a *run* of the role.
+What every graph's record shows is counted for every role; a tool call is the role's that asked for
+it. Of the built-in hierarchical graph it is known besides what a run has to end with: a plan and a
+verdict hold a JSON object, a solver's last turn a final answer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ Roles = dict[str, Counter[str]]
 
 ROLE_COUNTS = {
     "runs": "executions of the node",
-    "failed": "runs that ended without what the role has to give: a readable plan or verdict, a solver's answer",
+    "failed": (
+        "runs that ended without what the role has to give: a readable plan or verdict, a solver's"
+        " answer"
+    ),
     "calls": "model calls",
     "asked_again": "calls after the first one of the same task: the role was asked once more",
     "truncated": "calls cut at their token limit",
@@ -56,7 +60,9 @@ def role_counts(trajectory: Trajectory) -> Roles:
 
 
 def _askers(trajectory: Trajectory) -> dict[str, str]:
-    """By the id of a tool call, the role that asked for it: a node of its own may have carried it out."""
+    """By the id of a tool call, the role that asked for it: a node of its own may have carried it
+    out.
+    """
     return {
         str(asked.get("id")): call.identity.role
         for call in trajectory.own_calls
@@ -66,7 +72,9 @@ def _askers(trajectory: Trajectory) -> dict[str, str]:
 
 
 def _run(identity: GraphIdentity) -> str:
-    return next((part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id)
+    return next(
+        (part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id
+    )
 
 
 def _counted(call: Call) -> dict[str, int]:
@@ -83,7 +91,10 @@ def _counted(call: Call) -> dict[str, int]:
 
 
 def _counted_tool(tool: ToolCall) -> dict[str, int]:
-    return {"tool_calls": 1, "tool_errors": int(tool.status is not None and tool.status.is_policy_failure)}
+    return {
+        "tool_calls": 1,
+        "tool_errors": int(tool.status is not None and tool.status.is_policy_failure),
+    }
 
 
 def _failed(last: Call) -> bool:

@@ -1,7 +1,7 @@
 """Scorings by rubrics as statistics: the means of one, and two on the same runs.
 
-Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as everywhere
-(`hrm_agent.training.evaluation.statistics`): its samples are not independent.
+Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as
+everywhere (`hrm_agent.training.evaluation.statistics`): its samples are not independent.
 """
 
 from __future__ import annotations
@@ -124,15 +124,20 @@ def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
     }
 
 
-def scorings_named(store: RunStore, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none of that name."""
+def scorings_named(
+    store: RunStore, name: str, headers: Iterable[Trajectory]
+) -> Mapping[str, Scoring]:
+    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none
+    of that name.
+    """
     if name == RECORDED:
         return recorded_scorings(headers)
     known = store.scorings.rubrics()
     if name not in known:
         if name == FEEDBACK:
             raise ConfigError(
-                f"Nobody has said anything of a run in {store.url}.", "`hrm-agent serve` takes POST /v1/feedback."
+                f"Nobody has said anything of a run in {store.url}.",
+                "`hrm-agent serve` takes POST /v1/feedback.",
             )
         there = f"There is {', '.join([*known, RECORDED])}."
         hint = f"{nearest(name, [*known, RECORDED])} {there} A rubric is named as module:attribute.".strip()
@@ -141,9 +146,11 @@ def scorings_named(store: RunStore, name: str, headers: Iterable[Trajectory]) ->
 
 
 def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:
-    """The trajectory with a rubric's rewards in place of its own; None where the rubric has none to give.
+    """The trajectory with a rubric's rewards in place of its own; None where the rubric has none to
+    give.
 
-    A run that failed or was stopped is none of a rubric's: it stays, and is a wrong answer as in any evaluation.
+    A run that failed or was stopped is none of a rubric's: it stays, and is a wrong answer as in
+    any evaluation.
     """
     scoring = scorings.get(trajectory.id)
     if scoring is not None and scoring.rewards:
@@ -156,10 +163,16 @@ def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajec
 def reward_means(
     trajectories: Sequence[Trajectory], scorings: Mapping[str, Scoring], *, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Mean over problems of each reward, `correct` being the outcome and `reward` the weighted sum."""
-    by_name: defaultdict[str, defaultdict[Problem, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Mean over problems of each reward,
+    `correct` being the outcome and `reward` the weighted sum.
+    """
+    by_name: defaultdict[str, defaultdict[Problem, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for trajectory in trajectories:
-        for name, value in scorings[trajectory.id].rewards.items() if trajectory.id in scorings else ():
+        for name, value in (
+            scorings[trajectory.id].rewards.items() if trajectory.id in scorings else ()
+        ):
             by_name[name][_problem(trajectory)].append(value)
     found: dict[str, Estimate] = {}
     for name, problems in by_name.items():
@@ -169,7 +182,9 @@ def reward_means(
     return found
 
 
-def fault_counts(trajectories: Iterable[Trajectory], scorings: Mapping[str, Scoring]) -> list[FaultCount]:
+def fault_counts(
+    trajectories: Iterable[Trajectory], scorings: Mapping[str, Scoring]
+) -> list[FaultCount]:
     """Every way in which a reward gave no value, the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], tuple[str, str]] = {}
@@ -183,23 +198,35 @@ def fault_counts(trajectories: Iterable[Trajectory], scorings: Mapping[str, Scor
 
 
 def compare_rubrics(
-    trajectories: Iterable[Trajectory], a: tuple[str, Mapping[str, Scoring]], b: tuple[str, Mapping[str, Scoring]]
+    trajectories: Iterable[Trajectory],
+    a: tuple[str, Mapping[str, Scoring]],
+    b: tuple[str, Mapping[str, Scoring]],
 ) -> RubricComparison:
-    """Each side: a name and scorings by trajectory id. Raises `RunError` where no trajectory has rewards by both."""
+    """Each side: a name and scorings by trajectory id. Raises `RunError` where no trajectory has
+    rewards by both.
+    """
     (a_name, by_a), (b_name, by_b) = a, b
     everything = list(trajectories)
-    rewarded = [{t.id for t in everything if t.id in by and by[t.id].rewards} for by in (by_a, by_b)]
+    rewarded = [
+        {t.id for t in everything if t.id in by and by[t.id].rewards} for by in (by_a, by_b)
+    ]
     both = [t for t in everything if t.id in rewarded[0] & rewarded[1]]
     if not both:
         raise RunError(
-            f"No trajectory has rewards both by {a_name} ({len(rewarded[0])}) and by {b_name} ({len(rewarded[1])}).",
+            f"No trajectory has rewards both by {a_name} ({len(rewarded[0])}) and by {b_name}"
+            f" ({len(rewarded[1])}).",
             "`hrm-agent show TRAJECTORY` lists the scores of one; `hrm-agent rescore` makes more.",
         )
     outcomes, totals, right = _by_problem(both, by_a, by_b)
     columns = [*_columns(outcomes), *_columns(totals)]
     means = bootstrapped([columns[0], columns[1]], seed=0, resamples=_RESAMPLES)
     of = bootstrapped(columns[2:], seed=0, resamples=_RESAMPLES, shares=False)
-    words = {(True, True): "both", (True, False): "a", (False, True): "b", (False, False): "neither"}
+    words = {
+        (True, True): "both",
+        (True, False): "a",
+        (False, True): "b",
+        (False, False): "neither",
+    }
     counted = Counter(words[pair] for pairs in right.values() for pair in pairs)
     return RubricComparison(
         a=a_name,
@@ -234,13 +261,18 @@ def _by_problem(
         one, other = by_a[trajectory.id].rewards, by_b[trajectory.id].rewards
         outcomes.setdefault(problem, []).append((one["correct"], other["correct"]))
         totals.setdefault(problem, []).append((one["reward"], other["reward"]))
-        right.setdefault(problem, []).append((is_positive(one["correct"]), is_positive(other["correct"])))
+        right.setdefault(problem, []).append(
+            (is_positive(one["correct"]), is_positive(other["correct"]))
+        )
     return outcomes, totals, right
 
 
 def _columns(pairs: _Pairs) -> list[list[float]]:
     """By problem, in their order: the mean of A, that of B, and of the difference."""
-    a, b = ([fmean(pair[side] for pair in pairs[problem]) for problem in sorted(pairs)] for side in (0, 1))
+    a, b = (
+        [fmean(pair[side] for pair in pairs[problem]) for problem in sorted(pairs)]
+        for side in (0, 1)
+    )
     return [a, b, [y - x for x, y in zip(a, b, strict=True)]]
 
 

@@ -1,8 +1,8 @@
 """A trajectory reduced to what statistics need: facts that add up, and no tokens.
 
-Where a rollout comes to its answer by a choice among several runs, its own thread holds the choice and the answer; the
-candidates are a group named after that thread. They are no samples, since nobody handed in their answers, but what they
-cost, the rollout cost.
+Where a rollout comes to its answer by a choice among several runs, its own thread holds the choice
+and the answer; the candidates are a group named after that thread. They are no samples, since
+nobody handed in their answers, but what they cost, the rollout cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ __all__ = ["Effort", "Problem", "Sample", "samples_of"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """What a sample is a sample of. The prompt belongs to it: two files may give one id to two problems."""
+    """What a sample is a sample of. The prompt belongs to it: two files may give one id to two
+    problems.
+    """
 
     id: str
     """The task's id, unique within its family."""
@@ -102,7 +104,9 @@ class Sample:
     effort: Effort
     """What the run took; for a choice, its candidates' effort included."""
     second: bool = False
-    """It was run once more, since a machine failed it: what the first attempt came to counts for nothing."""
+    """It was run once more, since a machine failed it: what the first attempt came to counts for
+    nothing.
+    """
 
     @property
     def unscored(self) -> bool:
@@ -125,9 +129,13 @@ def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
     own = [
         replace(sample, second=sample.thread in again)
         for sample in everything
-        if sample.group not in threads and not sample.forked and sample.thread + SECOND_ATTEMPT not in threads
+        if sample.group not in threads
+        and not sample.forked
+        and sample.thread + SECOND_ATTEMPT not in threads
     ]
-    return [replace(s, effort=s.effort + efforts[s.thread]) if s.thread in efforts else s for s in own]
+    return [
+        replace(s, effort=s.effort + efforts[s.thread]) if s.thread in efforts else s for s in own
+    ]
 
 
 def _sample(trajectory: Trajectory) -> Sample:
@@ -160,7 +168,9 @@ def _effort(trajectory: Trajectory) -> Effort:
         calls=len(trajectory.own_calls),
         tokens=tokens,
         tools=Counter(tool.status.value if tool.status else "under way" for tool in tools),
-        tool_errors=sum(tool.status is not None and tool.status.is_policy_failure for tool in tools),
+        tool_errors=sum(
+            tool.status is not None and tool.status.is_policy_failure for tool in tools
+        ),
         roles=role_counts(trajectory),
         model_seconds=math.fsum(call.seconds for call in trajectory.own_calls),
         tool_seconds=math.fsum(tool.duration_seconds for tool in tools),

@@ -1,6 +1,7 @@
 """Estimators and tests over problems: numbers in, numbers out.
 
-Several samples of one problem are not independent, so the *problem* is the unit that is resampled, everywhere.
+Several samples of one problem are not independent, so the *problem* is the unit that is resampled,
+everywhere.
 
     pass@k        1 - C(n - c, k) / C(n, k) for n samples of which c are correct: the share of the k-subsets of a
                   problem's samples that hold a correct one. Unbiased for every k up to n (Chen et al. 2021,
@@ -41,7 +42,9 @@ class AnswerTally:
     """The answers that were given to one problem, equal ones together."""
 
     given: tuple[tuple[int, float], ...]
-    """Of each answer: how often it was given, and the share of those times that it was right (0 or 1, mostly)."""
+    """Of each answer: how often it was given, and the share of those times that it was right (0 or
+    1, mostly).
+    """
     none: int = 0
     """Samples that gave no answer: they are drawn like the others, and vote for nothing."""
 
@@ -51,7 +54,9 @@ class AnswerTally:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n samples, drawn without replacement, hold one of the c correct ones."""
+    """Probability that k of n samples, drawn without replacement,
+    hold one of the c correct ones.
+    """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k takes 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
     return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
@@ -77,15 +82,19 @@ def majority_curve(answers: AnswerTally) -> list[float]:
 
 
 def _won_with(answers: AnswerTally, top: int) -> Any:
-    """By k: over the k-subsets whose leading answers are given `top` times, the sum of the share of right ones.
+    """By k: over the k-subsets whose leading answers are given `top` times, the sum of the share of
+    right ones.
 
-    `ways[k, t]` counts the draws of k samples with t answers given `top` times and none oftener; `right[k, t]` sums
-    up over them how many of those t answers are right. Answers are added one after another.
+    `ways[k, t]` counts the draws of k samples with t answers given `top` times and none oftener;
+    `right[k, t]` sums up over them how many of those t answers are right. Answers are added one
+    after another.
     """
     n = answers.samples
     ties = n // top
     ways, right = np.zeros((2, n + 1, ties + 1))
-    ways[: answers.none + 1, 0] = [math.comb(answers.none, drawn) for drawn in range(answers.none + 1)]
+    ways[: answers.none + 1, 0] = [
+        math.comb(answers.none, drawn) for drawn in range(answers.none + 1)
+    ]
     for times, share in answers.given:
         old_ways, old_right = ways, right
         ways, right = np.zeros_like(ways), np.zeros_like(right)
@@ -99,7 +108,9 @@ def _won_with(answers: AnswerTally, top: int) -> Any:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """Two-sided p-value of `differences` having mean 0, were each as likely as its opposite; 1 without a difference."""
+    """Two-sided p-value of `differences` having mean 0, were each as likely as its opposite; 1
+    without a difference.
+    """
     steps = min(_MAX_STEPS, math.lcm(*(d.denominator for d in differences))) if differences else 1
     sizes = [size for d in differences if (size := abs(round(d * steps)))]
     seen = abs(sum(round(d * steps) for d in differences))
@@ -107,6 +118,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     chance = np.zeros(2 * reach + 1)  # of each sum from -reach to reach
     chance[reach] = 1.0
     for size in sizes:
-        chance = (np.roll(chance, size) + np.roll(chance, -size)) / 2  # what a roll carries around the end is 0
+        # what a roll carries around the end is 0
+        chance = (np.roll(chance, size) + np.roll(chance, -size)) / 2
     extreme = np.abs(np.arange(-reach, reach + 1)) >= seen
     return min(1.0, float(chance[extreme].sum()))

@@ -1,4 +1,6 @@
-"""What a step's rollouts say of a training beyond its accuracy: rewards, lengths, staleness, and each role's part."""
+"""What a step's rollouts say of a training beyond its accuracy: rewards, lengths, staleness, and
+each role's part.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from hrm_agent.trajectory.forest import training_roots
 __all__ = ["roles_of_step", "rollout_metrics"]
 
 
-def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+def rollout_metrics(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, float]:
     """Rewards of the rollouts that can be judged, as they were judged, and lengths of all."""
     judged = {overlay.trajectory_id: overlay.reward for overlay in overlays}
     rewards: dict[str, list[float]] = defaultdict(list)
@@ -29,8 +33,13 @@ def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay])
     return {
         "rollout/reward_mean": _mean(every),
         "rollout/reward_std": statistics.pstdev(every) if every else float("nan"),
-        "rollout/reward_std_in_group": _mean([statistics.pstdev(group) for group in rewards.values()]),
-        **{f"rollout/sampled_tokens_{name}": _quantile(lengths, q) for name, q in _QUANTILES.items()},
+        "rollout/reward_std_in_group": _mean(
+            [statistics.pstdev(group) for group in rewards.values()]
+        ),
+        **{
+            f"rollout/sampled_tokens_{name}": _quantile(lengths, q)
+            for name, q in _QUANTILES.items()
+        },
         "rollout/model_calls": _mean([len(each.own_calls) for each in rollouts]),
         "rollout/sequences": _mean([len(training_roots(each)) for each in rollouts]),
     }
@@ -39,11 +48,14 @@ def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay])
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
-def roles_of_step(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, dict[str, float]]:
+def roles_of_step(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, dict[str, float]]:
     """By role: what it does in all rollouts, and what of the kept ones it is trained on.
 
-    `tokens`, sampled in a rollout; `entropy`, the mean of -log p as the engine recorded it; `failed`, the share of its
-    runs without what the role has to give; `tool_errors`, the share of its tool calls; `weight_share`, of the sum of
+    `tokens`, sampled in a rollout; `entropy`, the mean of -log p as the engine recorded it;
+    `failed`, the share of its runs without what the role has to give; `tool_errors`, the share of
+    its tool calls; `weight_share`, of the sum of
     |weight| over all trained tokens; `advantage`, the mean weight of its trained tokens.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -72,8 +84,12 @@ def roles_of_step(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -
 _ByRole = Mapping[str, float]
 
 
-def _weights(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> tuple[_ByRole, _ByRole, _ByRole]:
-    """Of the trained tokens by role: their number, the sum of their weights, and of the weights' sizes."""
+def _weights(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> tuple[_ByRole, _ByRole, _ByRole]:
+    """Of the trained tokens by role: their number, the sum of their weights, and of the weights'
+    sizes.
+    """
     by_id = {each.id: each for each in rollouts}
     kept = [each for each in overlays if each.verdict is Verdict.KEPT]
     whole = [by_id[each.trajectory_id] for each in kept]
@@ -97,4 +113,8 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 def _quantile(ordered: Sequence[int], share: float) -> float:
-    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else float("nan")
+    return (
+        float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+        if ordered
+        else float("nan")
+    )

@@ -10,7 +10,9 @@ from hrm_agent.basics.intervals import Estimate
 __all__ = ["NOT_REPORTED", "Row", "interval_text", "plain_text"]
 
 NOT_REPORTED = "not reported"
-"""Of a hosted model whose provider gives no counts, as hrm_agent.trajectory.words says of a single run."""
+"""Of a hosted model whose provider gives no counts, as hrm_agent.trajectory.words says of a single
+run.
+"""
 
 Row = Sequence[object]
 

@@ -1,4 +1,6 @@
-"""Runs as lines of a picture: those that differ in the seed alone are one line, their mean with a band."""
+"""Runs as lines of a picture: those that differ in the seed alone are one line, their mean with a
+band.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,27 @@ from hrm_agent.training.plots.runs import Axis, PlottedRun
 __all__ = ["Band", "PlotLine", "plot_lines"]
 
 Band = Literal["minmax", "interval", "none"]
-"""What is shown of several runs beside their mean: their range, or the 95 % interval of the mean over them."""
+"""What is shown of several runs beside their mean: their range, or the 95 % interval of the mean
+over them.
+"""
 
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
 """97.5th percentiles of Student's t, by degrees of freedom from 1."""
 _T95_MORE = 2.131
 """For more degrees of freedom: a little too wide."""
@@ -38,26 +58,47 @@ class PlotLine:
         """How far it is drawn: a mean over fewer runs would jump."""
         return min(run.steps[-1] for run in self.runs)
 
-    def points(self, metric: str, axis: Axis, band: Band, smooth: int = 1) -> list[tuple[float, Estimate]]:
-        """Where the line goes: place on the axis, and the mean with its band; nan where no run has a value."""
+    def points(
+        self, metric: str, axis: Axis, band: Band, smooth: int = 1
+    ) -> list[tuple[float, Estimate]]:
+        """Where the line goes: place on the axis, and the mean with its band; nan where no run has
+        a value.
+        """
         series = [
-            dict(zip(run.steps, _smoothed(run.metrics[metric], smooth), strict=True)) for run in self._with(metric)
+            dict(zip(run.steps, _smoothed(run.metrics[metric], smooth), strict=True))
+            for run in self._with(metric)
         ]
         places = [run.places(axis) for run in self._with(metric)]
         steps = sorted({step for each in series for step in each if step <= self.steps})
-        return [(_mean(p[s] for p in places if s in p), _over([e[s] for e in series if s in e], band)) for s in steps]
+        return [
+            (_mean(p[s] for p in places if s in p), _over([e[s] for e in series if s in e], band))
+            for s in steps
+        ]
 
     def held_out(self, axis: Axis, band: Band) -> list[tuple[float, Estimate]]:
-        """Accuracy on held-out problems at the updates behind it. Of one run with the interval over its problems."""
+        """Accuracy on held-out problems at the updates behind it. Of one run with the interval over
+        its problems.
+        """
         at = sorted({updates for run in self.runs for updates in run.held_out})
         found: list[tuple[float, Estimate]] = []
         for updates in at:
-            of = [run for run in self.runs if updates in run.held_out and updates in (0, *run.steps)]
+            of = [
+                run for run in self.runs if updates in run.held_out and updates in (0, *run.steps)
+            ]
             if not of or len(of) < len(self.runs):
                 continue
             place = fmean(run.places(axis)[updates] for run in of)
             single = of[0].held_out[updates]
-            found.append((place, single if len(of) == 1 else _over([r.held_out[updates].value for r in of], band)))
+            found.append(
+                (
+                    place,
+                    (
+                        single
+                        if len(of) == 1
+                        else _over([r.held_out[updates].value for r in of], band)
+                    ),
+                )
+            )
         return found
 
     def _with(self, metric: str) -> list[PlottedRun]:
@@ -67,7 +108,9 @@ class PlotLine:
 def _smoothed(values: Sequence[float], steps: int) -> list[float]:
     """The mean of each step and those before it, `steps` in all."""
     return (
-        [_mean(values[max(0, end - steps) : end]) for end in range(1, len(values) + 1)] if steps > 1 else list(values)
+        [_mean(values[max(0, end - steps) : end]) for end in range(1, len(values) + 1)]
+        if steps > 1
+        else list(values)
     )
 
 
@@ -90,35 +133,46 @@ def _over(values: Sequence[float], band: Band) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def plot_lines(runs: Sequence[PlottedRun], *, by_seed: bool = True, labels: Sequence[str] = ()) -> list[PlotLine]:
+def plot_lines(
+    runs: Sequence[PlottedRun], *, by_seed: bool = True, labels: Sequence[str] = ()
+) -> list[PlotLine]:
     """The runs as lines, in their order.
 
-    `by_seed`: runs of one configuration are one line. `labels`: one for each run; runs of one label are one line.
-    Raises `ConfigError`.
+    `by_seed`: runs of one configuration are one line. `labels`: one for each run; runs of one label
+    are one line. Raises `ConfigError`.
     """
     kinds = {run.kind: run.name for run in runs}
     if len(kinds) > 1:
         raise ConfigError(
-            f"{kinds['rl']} was trained by reinforcement and {kinds['sft']} on conversations: their losses and steps "
-            "are not the same thing.",
+            f"{kinds['rl']} was trained by reinforcement and {kinds['sft']} on conversations: their"
+            " losses and steps are not the same thing.",
             "Plot the runs of `train rl` and of `train sft` one after the other.",
         )
     if labels and len(labels) != len(runs):
         raise ConfigError(
-            f"There are {len(labels)} labels for {len(runs)} runs.", "Write --label once for each run, in their order."
+            f"There are {len(labels)} labels for {len(runs)} runs.",
+            "Write --label once for each run, in their order.",
         )
     groups: dict[Any, list[PlottedRun]] = {}
     for number, run in enumerate(runs):
-        same = tuple(sorted((key, repr(value)) for key, value in run.config.items())) if by_seed and run.config else ()
+        same = (
+            tuple(sorted((key, repr(value)) for key, value in run.config.items()))
+            if by_seed and run.config
+            else ()
+        )
         groups.setdefault(labels[number] if labels else same or number, []).append(run)
     if labels:
         return [PlotLine(str(label), tuple(group)) for label, group in groups.items()]
     named = _labels(list(groups.values()))
-    return [PlotLine(label, tuple(group)) for label, group in zip(named, groups.values(), strict=True)]
+    return [
+        PlotLine(label, tuple(group)) for label, group in zip(named, groups.values(), strict=True)
+    ]
 
 
 def _labels(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
-    """What tells the groups apart: the one or two keys in which they differ, else the names of their folders."""
+    """What tells the groups apart: the one or two keys in which they differ, else the names of
+    their folders.
+    """
     configs = [group[0].config for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]

@@ -1,7 +1,8 @@
-"""Pictures of training runs: accuracy large, on held-out problems with its interval, the rest as small multiples.
+"""Pictures of training runs: accuracy large, on held-out problems with its interval, the rest as
+small multiples.
 
-Lines differ in colour (Okabe and Ito's, which people see apart whatever their colour vision), in dashes and in markers,
-so that a print in grey says the same.
+Lines differ in colour (Okabe and Ito's, which people see apart whatever their colour vision), in
+dashes and in markers, so that a print in grey says the same.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ _AXES: dict[Axis, str] = {
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
-_BANDS: dict[Band, str] = {"minmax": "lowest to highest run", "interval": "95 % interval over runs", "none": ""}
+_BANDS: dict[Band, str] = {
+    "minmax": "lowest to highest run",
+    "interval": "95 % interval over runs",
+    "none": "",
+}
 _HOLLOW: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.6}
 _MANY_POINTS = 60
 """From so many steps on a marker stands at some of them only."""
@@ -81,17 +86,21 @@ def plot_curves(
 ) -> None:
     """Curves over the steps of `rows` (`metrics.jsonl`), counted from 1, as one PNG file.
 
-    `held_out`: accuracy on held-out problems, by the number of updates behind the weights; None: as the rows say, of
-    `problems` each.
+    `held_out`: accuracy on held-out problems, by the number of updates behind the weights; None: as
+    the rows say, of `problems` each.
     """
     run = plotted_rows(rows, title, problems=problems)
     if held_out is not None:
         run = replace(run, held_out=held_out)
-    draw_lines([PlotLine(title, (run,))] if rows else [], metrics_of([run]), path, "png", title=title)
+    draw_lines(
+        [PlotLine(title, (run,))] if rows else [], metrics_of([run]), path, "png", title=title
+    )
 
 
 def metrics_of(runs: Sequence[PlottedRun], wanted: Sequence[str] = ()) -> list[str]:
-    """Names of the metrics to draw: the wanted ones, else the usual ones that any run has. Raises `ConfigError`."""
+    """Names of the metrics to draw: the wanted ones, else the usual ones that any run has. Raises
+    `ConfigError`.
+    """
     known = dict.fromkeys(name for run in runs for name in run.metrics)
     if any(run.held_out for run in runs):
         known[_HELD_OUT] = None
@@ -137,7 +146,9 @@ def draw_lines(
         _panel(figure.add_subplot(where), lines, name, style)
     if len(lines) > 1 or len(lines[0].runs) > 1:
         handles = [_handle(number, _legend(line, style)) for number, line in enumerate(lines)]
-        figure.legend(handles=handles, loc="outside upper left", ncols=min(2, len(lines)), handlelength=4)
+        figure.legend(
+            handles=handles, loc="outside upper left", ncols=min(2, len(lines)), handlelength=4
+        )
     save_figure(figure, path, kind)
 
 
@@ -148,7 +159,9 @@ def _handle(number: int, label: str) -> Any:
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Of the line of a number. Colours, dashes and markers come round after 7, 5 and 8: 280 lines differ."""
+    """Of the line of a number. Colours, dashes and markers come round after 7, 5 and 8: 280 lines
+    differ.
+    """
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     return {name: choices[number % len(choices)] for name, choices in parts.items()}
 
@@ -175,19 +188,28 @@ def _panel(axes: Any, lines: Sequence[PlotLine], metric: str, style: PlotStyle) 
         _key(axes, lines, style)
 
 
-def _curve(axes: Any, line: PlotLine, metric: str, style: PlotStyle, look: Mapping[str, Any]) -> None:
+def _curve(
+    axes: Any, line: PlotLine, metric: str, style: PlotStyle, look: Mapping[str, Any]
+) -> None:
     points = line.points(metric, style.axis, style.band, style.smooth) if _has(line, metric) else []
     xs = [x for x, _ in points]
     every = max(1, len(xs) // 15) if len(xs) > _MANY_POINTS else 1
     several = len(line.runs) > 1
     if several and style.band != "none":
         axes.fill_between(
-            xs, [p.low for _, p in points], [p.high for _, p in points], color=look["color"], alpha=0.18, linewidth=0
+            xs,
+            [p.low for _, p in points],
+            [p.high for _, p in points],
+            color=look["color"],
+            alpha=0.18,
+            linewidth=0,
         )
     if style.smooth > 1 and not several:
         raw = line.points(metric, style.axis, style.band) if points else []
         axes.plot(xs, [p.value for _, p in raw], color=look["color"], alpha=0.3, linewidth=1)
-    axes.plot(xs, [p.value for _, p in points], **look, linewidth=1.6, markersize=3.5, markevery=every)
+    axes.plot(
+        xs, [p.value for _, p in points], **look, linewidth=1.6, markersize=3.5, markevery=every
+    )
 
 
 def _legend(line: PlotLine, style: PlotStyle) -> str:
@@ -216,7 +238,9 @@ def _held_out(axes: Any, line: PlotLine, style: PlotStyle, look: Mapping[str, An
 
 
 def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
-    """What stands for rollouts and what for held-out problems, in grey, since the colours tell the runs apart."""
+    """What stands for rollouts and what for held-out problems, in grey, since the colours tell the
+    runs apart.
+    """
     from matplotlib.lines import Line2D
 
     single = any(len(line.runs) == 1 for line in lines)
@@ -232,7 +256,9 @@ def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
 
 
 def _stages(lines: Sequence[PlotLine], axis: Axis) -> list[float]:
-    """Where a run entered another stage of its training, between the two steps; of several lines, of none."""
+    """Where a run entered another stage of its training, between the two steps; of several lines,
+    of none.
+    """
     if len(lines) != 1 or "stage" not in lines[0].runs[0].metrics:
         return []
     run = lines[0].runs[0]

@@ -1,7 +1,8 @@
-"""Runs as they are plotted: metrics by step as the console counts, and what was measured on held-out problems.
+"""Runs as they are plotted: metrics by step as the console counts, and what was measured on
+held-out problems.
 
-A run that is being written is read as far as it is. A line that is no row is left out, and the run says which one it
-was: a picture of the rest is worth more than none.
+A run that is being written is read as far as it is. A line that is no row is left out, and the run
+says which one it was: a picture of the rest is worth more than none.
 """
 
 from __future__ import annotations
@@ -24,14 +25,24 @@ from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_n
 __all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]
 
 Axis = Literal["step", "tokens", "seconds"]
-"""What curves are drawn over: steps, or the completion tokens or seconds that they have taken together."""
+"""What curves are drawn over: steps, or the completion tokens or seconds that they have taken
+together.
+"""
 Kind = Literal["rl", "sft"]
 
 _TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
 """Commands whose runs have steps -> what is trained by."""
-_PHASES = ("evaluation_seconds", "rollout_seconds", "reward_seconds", "select_seconds", "update_seconds")
+_PHASES = (
+    "evaluation_seconds",
+    "rollout_seconds",
+    "reward_seconds",
+    "select_seconds",
+    "update_seconds",
+)
 _UNIMPORTANT = {"seed", "store", "otel", "otel_content", *TRACK_KEYS}
-"""Keys that do not make another configuration: the seed, where the record lies, and where it is sent."""
+"""Keys that do not make another configuration: the seed, where the record lies, and where it is
+sent.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +58,13 @@ class PlottedRun:
     metrics: Mapping[str, Sequence[float]]
     """By name; nan where a step has none. Those of a role are `roles/ROLE/NAME`."""
     held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
-    """Accuracy on held-out problems, with its 95 % interval, by the number of updates behind the weights."""
+    """Accuracy on held-out problems, with its 95 % interval, by the number of updates behind the
+    weights.
+    """
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values by key, `table/key` within a table, without the seed; empty where they are not on record."""
+    """Values by key, `table/key` within a table, without the seed; empty where they are not on
+    record.
+    """
     seed: Any = None
     """Its seed; None where it is not on record."""
     broken: Sequence[int] = ()
@@ -61,36 +76,52 @@ class PlottedRun:
             return [float(step) for step in self.steps]
         if axis == "seconds":
             parts = [self.metrics[name] for name in (*_PHASES, "seconds") if name in self.metrics]
-            taken = [math.fsum(x for x in row if math.isfinite(x)) for row in zip(*parts, strict=True)]
+            taken = [
+                math.fsum(x for x in row if math.isfinite(x)) for row in zip(*parts, strict=True)
+            ]
         elif self.kind == "sft":
             taken = list(self.metrics.get("tokens", ()))
         else:
             names = ("rollout/sampled_tokens", "rollout/count")
             mean_count = zip(*(self.metrics.get(name, ()) for name in names), strict=True)
-            taken = [0.0 if math.isnan(mean * count) else mean * count for mean, count in mean_count]
+            taken = [
+                0.0 if math.isnan(mean * count) else mean * count for mean, count in mean_count
+            ]
         if not taken:
-            raise ConfigError(f"The metrics of {self.name} do not say its {axis}.", "Plot it over --x step.")
+            raise ConfigError(
+                f"The metrics of {self.name} do not say its {axis}.", "Plot it over --x step."
+            )
         return list(accumulate(taken))
 
     def places(self, axis: Axis) -> dict[int, float]:
-        """Where the weights after so many updates stand on an axis; those before the first step at 0."""
+        """Where the weights after so many updates stand on an axis; those before the first step at
+        0.
+        """
         return {0: 0.0, **dict(zip(self.steps, self.over(axis), strict=True))}
 
 
 def read_run(folder: Path) -> PlottedRun:
     """Read the config and metrics of a run folder.
 
-    Raises `RunError` if it is not a run folder or has no metrics yet; `ConfigError` if its `config.toml` is unreadable.
+    Raises `RunError` if it is not a run folder or has no metrics yet; `ConfigError` if its
+    `config.toml` is unreadable.
     """
     config = _config(folder)
     command = str(config.pop(COMMAND_KEY, ""))
     rows, broken = _rows(folder / METRICS_FILE, folder, command)
     training = config.get("train") if command == "demo" else config
     training = cast("dict[str, Any]", training) if isinstance(training, dict) else {}
-    kind = _TRAINS.get(command) or ("rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft")
+    kind = _TRAINS.get(command) or (
+        "rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft"
+    )
     evaluation = training.get("evaluation", training)  # earlier versions have all keys side by side
     problems = evaluation.get("eval_problems") if isinstance(evaluation, dict) else None
-    run = plotted_rows(rows, folder.resolve().name, cast("Kind", kind), problems if isinstance(problems, int) else 0)
+    run = plotted_rows(
+        rows,
+        folder.resolve().name,
+        cast("Kind", kind),
+        problems if isinstance(problems, int) else 0,
+    )
     held_out = dict(run.held_out) or (_of_demo(folder) if command == "demo" else {})
     flat = {
         key: value
@@ -109,8 +140,12 @@ def read_run(folder: Path) -> PlottedRun:
     )
 
 
-def plotted_rows(rows: Sequence[Mapping[str, Any]], name: str, kind: Kind = "rl", problems: int = 0) -> PlottedRun:
-    """Rows of `metrics.jsonl` as they are plotted. `problems`: how many held-out ones `eval/correct` is a share of."""
+def plotted_rows(
+    rows: Sequence[Mapping[str, Any]], name: str, kind: Kind = "rl", problems: int = 0
+) -> PlottedRun:
+    """Rows of `metrics.jsonl` as they are plotted. `problems`: how many held-out ones
+    `eval/correct` is a share of.
+    """
     first = 1 if kind == "rl" else 0
     flat = [row_numbers(row) for row in rows]
     names = dict.fromkeys(name for row in flat for name in row)
@@ -132,7 +167,10 @@ def _of_demo(folder: Path) -> dict[int, Estimate]:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         ends = {0: report["before"], int(report["steps"]): report["after"]}
         found = {at: (one["pass_at_1"], *one["interval"]) for at, one in ends.items()}
-        return {at: Estimate(float(value), float(low), float(high)) for at, (value, low, high) in found.items()}
+        return {
+            at: Estimate(float(value), float(low), float(high))
+            for at, (value, low, high) in found.items()
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -163,20 +201,32 @@ def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]],
         elif line.strip("\0 \r\t") and number < len(lines):  # the last one is being written
             broken.append(number)
     if not rows:
-        why = f"none of its {len(broken)} lines is a row" if broken else "its first step is not over"
-        raise RunError(f"{path} has no steps: {why}.", f"`hrm-agent resume {folder}` goes on with the run.")
+        why = (
+            f"none of its {len(broken)} lines is a row" if broken else "its first step is not over"
+        )
+        raise RunError(
+            f"{path} has no steps: {why}.", f"`hrm-agent resume {folder}` goes on with the run."
+        )
     return [rows[step] for step in sorted(rows)], broken
 
 
 def _no_run(folder: Path, command: str) -> RunError:
     if command in _TRAINS:
-        return RunError(f"{folder} has no metrics yet: its first step is not over.", "Try again when it is.")
+        return RunError(
+            f"{folder} has no metrics yet: its first step is not over.", "Try again when it is."
+        )
     if command:
-        message = f"{folder} was made by `hrm-agent {command}`, which takes no steps: there is nothing to plot."
+        message = (
+            f"{folder} was made by `hrm-agent {command}`, which takes no steps: there is nothing to"
+            " plot."
+        )
         return RunError(message, "Name runs of `train rl`, `train sft` or `demo`.")
     if folder.exists():
         return RunError(
-            f"{folder} is no run: it has no {METRICS_FILE}.", "Name the folder of a run, as --out named it."
+            f"{folder} is no run: it has no {METRICS_FILE}.",
+            "Name the folder of a run, as --out named it.",
         )
     beside = [str(path) for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    return RunError(f"There is no folder {folder}.", nearest(str(folder), beside) or "Name the folder of a run.")
+    return RunError(
+        f"There is no folder {folder}.", nearest(str(folder), beside) or "Name the folder of a run."
+    )

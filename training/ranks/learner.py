@@ -1,13 +1,15 @@
 """The learner of one of several ranks. What the first one does, the others are told to do with it.
 
-With `ddp` each rank holds all weights and the whole optimiser, and gradients are averaged; checkpoints are those of one
-process. With `fsdp2` each holds a share of both, and writes its share of a checkpoint. Either way the policy's own
-module is whole on each rank: it is what the engine samples with, and what rank 0 saves.
+With `ddp` each rank holds all weights and the whole optimiser, and gradients are averaged;
+checkpoints are those of one process. With `fsdp2` each holds a share of both, and writes its share
+of a checkpoint. Either way the policy's own module is whole on each rank: it is what the engine
+samples with, and what rank 0 saves.
 
 A rank that is led: it runs the rollouts that rank 0 hands to it, and takes part in each update.
 
-It has a learner and an engine of its own, and the run's store open; of the run's folder it touches only what rank 0
-names: a checkpoint that it reads, or, where weights are sharded, writes its share of.
+It has a learner and an engine of its own, and the run's store open; of the run's folder it touches
+only what rank 0 names: a checkpoint that it reads, or, where weights are sharded, writes its share
+of.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class RankLearner(Learner):
                 gather(self.model, self._policy.model)
         super().publish(version)
 
-    def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
+    def update(
+        self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
+    ) -> dict[str, Any]:
         """On rank 0: of all batches. The others are told theirs."""
         if self._ranks.leads:
             shares = shared_out(batches, self._ranks.count, whole=self._by_sequence)
@@ -113,11 +117,15 @@ class RankLearner(Learner):
 
 
 def shared_out(
-    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], ranks: int, *, whole: bool = False
+    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]],
+    ranks: int,
+    *,
+    whole: bool = False,
 ) -> list[list[list[MicroBatch]]]:
     """By rank, its micro-batches of each optimiser step: in turn, for they come longest first.
 
-    `whole`: the tokens of a trajectory stay on one rank, because something is computed over all of them.
+    `whole`: the tokens of a trajectory stay on one rank, because something is computed over all of
+    them.
     """
     given = [batches] if all(isinstance(each, MicroBatch) for each in batches) else batches
     steps = [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", given)]
@@ -151,7 +159,8 @@ def led(ranks: Ranks, config: GrpoConfig, folder: Path) -> RankLearner:
 
 
 async def follow(ranks: Ranks) -> None:
-    """Do what rank 0 says until the training ends. Raises `RunError` where that rank ended before it, and unsaid.
+    """Do what rank 0 says until the training ends. Raises `RunError` where that rank ended before
+    it, and unsaid.
 
     Where it has told an error, it says the rest itself: this process ends with exit code 1.
     """
@@ -172,10 +181,15 @@ async def follow(ranks: Ranks) -> None:
                     sys.exit(1)
                 raise ranks.ended(0)
             elif learner is None:
-                raise RunError(f"Rank 0 said {kind!r} before the training began.", "Start all ranks of one version.")
+                raise RunError(
+                    f"Rank 0 said {kind!r} before the training began.",
+                    "Start all ranks of one version.",
+                )
             elif kind == "open":
                 setup = pickle.loads(rest[0])  # noqa: S301 - only rank 0 can write it
-                runs = await stack.enter_async_context(opened_rollouts(setup, leader, learner.engine))
+                runs = await stack.enter_async_context(
+                    opened_rollouts(setup, leader, learner.engine)
+                )
                 serving = asyncio.create_task(runs.serve(rollouts))
                 stack.push_async_callback(_end, serving, rollouts)
                 stack.enter_context(frozen_heap())

@@ -1,12 +1,13 @@
-"""What the ranks of a training say to each other beside their tensors: the first one leads, the others do what it says.
+"""What the ranks of a training say to each other beside their tensors: the first one leads, the
+others do what it says.
 
-Rank 0 has a connection to each other rank. Not the process group of the tensors, because a follower waits for its next
-order as long as rollouts take, which no timeout fits; and because the end of a connection tells at once that a process
-has ended, whatever ended it.
+Rank 0 has a connection to each other rank. Not the process group of the tensors, because a follower
+waits for its next order as long as rollouts take, which no timeout fits; and because the end of a
+connection tells at once that a process has ended, whatever ended it.
 
-A frame is that of `hrm_agent.training.workers.wire`, after its length. The ranks are processes of one program and one
-user, as torchrun has started them: what one says, another may unpickle. Who connects has to know a secret that the
-process group carried.
+A frame is that of `hrm_agent.training.workers.wire`, after its length. The ranks are processes of
+one program and one user, as torchrun has started them: what one says, another may unpickle. Who
+connects has to know a secret that the process group carried.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ FALLEN = "fallen"
 _SECRET_BYTES = 32
 _CONNECT_SECONDS = 60.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A machine that lost its power says nothing: after a minute and a half its connections are over."""
+"""A machine that lost its power says nothing:
+after a minute and a half its connections are over.
+"""
 
 
 class RankLink:
@@ -60,7 +63,9 @@ class RankLink:
             self._connection.sendall(LENGTH.pack(len(data)) + data)
 
     def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
-        """`take` is called with each message, those before included, and `over` at the end, in the present loop."""
+        """`take` is called with each message, those before included, and `over` at the end, in the
+        present loop.
+        """
         loop = asyncio.get_running_loop()
 
         def called(what: Callable[..., None], *arguments: Message) -> None:
@@ -139,7 +144,8 @@ class RankListener:
                 except TimeoutError:
                     lacking = sorted(set(range(1, count)) - set(links))
                     raise RunError(
-                        f"Ranks {lacking} did not connect to rank 0.", "Look whether a firewall is between them."
+                        f"Ranks {lacking} did not connect to rank 0.",
+                        "Look whether a firewall is between them.",
                     ) from None
                 if hmac.compare_digest(said[:_SECRET_BYTES], self._secret):
                     links[LENGTH.unpack(said[_SECRET_BYTES:])[0]] = RankLink(connection)
@@ -155,7 +161,8 @@ def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
         connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
     except OSError as error:
         raise RunError(
-            f"Rank {rank} cannot reach rank 0 at {host}:{port}: {error}.", "Look whether a firewall is between them."
+            f"Rank {rank} cannot reach rank 0 at {host}:{port}: {error}.",
+            "Look whether a firewall is between them.",
         ) from error
     connection.sendall(secret + LENGTH.pack(rank))
     return RankLink(connection)

@@ -2,18 +2,20 @@
 
     torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp
 
-Rank 0 leads. It alone has the run's folder, draws the tasks, judges rollouts, and says what is done; the other ranks
-(`hrm_agent.training.ranks.learner`) run the rollouts that it hands to them, each with an engine of its own, and take part in
-each update with the micro-batches that it gives them. So what a run does is decided once, and the course of a run does
-not depend on the number of its ranks.
+Rank 0 leads. It alone has the run's folder, draws the tasks, judges rollouts, and says what is
+done; the other ranks (`hrm_agent.training.ranks.learner`) run the rollouts that it hands to them,
+each with an engine of its own, and take part in each update with the micro-batches that it gives
+them. So what a run does is decided once, and the course of a run does not depend on the number of
+its ranks.
 
-What launchers get silently wrong is looked at first: copies that were never joined, one process where two were asked
-for, another kind of sharding than was named.
+What launchers get silently wrong is looked at first: copies that were never joined, one process
+where two were asked for, another kind of sharding than was named.
 
-Whether this is one of several processes of a training, and whether they were started as they have to be.
+Whether this is one of several processes of a training, and whether they were started as they have
+to be.
 
-Asked of the environment, as launchers set it: Accelerate joins processes without an accelerator only if it is told to,
-so its own count is 1 in each of them.
+Asked of the environment, as launchers set it: Accelerate joins processes without an accelerator
+only if it is told to, so its own count is 1 in each of them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.ranks.links import FALLEN, RankLink, RankListener, linked_to
 from hrm_agent.training.workers.wire import Message, told
 
-__all__ = ["Ranks", "is_first_process", "require_one_process", "require_ranks", "several_ranks", "wait_for_all"]
+__all__ = [
+    "Ranks",
+    "is_first_process",
+    "require_one_process",
+    "require_ranks",
+    "several_ranks",
+    "wait_for_all",
+]
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
@@ -52,8 +61,8 @@ def require_one_process() -> None:
     if count > 1:
         raise ConfigError(
             f"This runs in one process, and {count} were started: they would share nothing.",
-            "Start it without torchrun, accelerate launch or mpirun; `train rl` runs in several that are told how to "
-            "train together: --sharding ddp, or fsdp2.",
+            "Start it without torchrun, accelerate launch or mpirun; `train rl` runs in several"
+            " that are told how to train together: --sharding ddp, or fsdp2.",
         )
 
 
@@ -69,25 +78,29 @@ def require_ranks(sharding: str) -> int:
     if "WORLD_SIZE" not in os.environ:
         if count:
             raise ConfigError(
-                f"sharding = {sharding}, and mpirun started these {count} processes.", f"Start them by {TORCHRUN}"
+                f"sharding = {sharding}, and mpirun started these {count} processes.",
+                f"Start them by {TORCHRUN}",
             )
         raise ConfigError(
-            f"sharding = {sharding} is for several processes, and this one was started by itself (on a machine without "
-            "an accelerator `accelerate launch` starts one, whatever number it is given).",
+            f"sharding = {sharding} is for several processes, and this one was started by itself"
+            " (on a machine without an accelerator `accelerate launch` starts one, whatever number"
+            " it is given).",
             f"Start them by {TORCHRUN}; or go on in one process: --sharding none.",
         )
     lacking = [name for name in _JOINED_BY if name not in os.environ]
     if lacking:
         raise ConfigError(
-            f"{count} processes were started, and {', '.join(lacking)} is not set: they cannot find each other.",
+            f"{count} processes were started, and {', '.join(lacking)} is not set: they cannot find"
+            " each other.",
             f"Start them by {TORCHRUN}",
         )
     for name in _OF_ACCELERATE:
         if os.environ.get(name, "").lower() == "true":
             raise ConfigError(
-                f"accelerate launch was told of a way of its own to share the weights ({name}), and sharding = "
-                f"{sharding} is another.",
-                "Leave it out of accelerate's configuration: `accelerate launch --num_processes 2 -m hrm_agent ...`.",
+                f"accelerate launch was told of a way of its own to share the weights ({name}), and"
+                f" sharding = {sharding} is another.",
+                "Leave it out of accelerate's configuration: `accelerate launch --num_processes 2"
+                " -m hrm_agent ...`.",
             )
     return count
 
@@ -95,7 +108,8 @@ def require_ranks(sharding: str) -> int:
 def is_first_process() -> bool:
     """False in processes whose messages would repeat those of the first one.
 
-    A rank without a number of processes is left over in the environment: nobody else is there to say anything.
+    A rank without a number of processes is left over in the environment: nobody else is there to
+    say anything.
     """
     return _first(_SIZES) <= 1 or _first(_RANKS) == 0
 
@@ -115,7 +129,9 @@ def _first(names: tuple[str, ...]) -> int:
 
 
 _EXCHANGE_SECONDS = 600.0
-"""For one exchange of tensors: ranks begin an update together, so that none waits for longer than another computes."""
+"""For one exchange of tensors: ranks begin an update together, so that none waits for longer than
+another computes.
+"""
 _LAST_WORDS_SECONDS = 2.0
 """For what a rank that has ended had said, after an exchange with it has failed."""
 
@@ -149,7 +165,8 @@ class Ranks:
         return self.rank == 0
 
     def order(self, kind: str, each: Callable[[int], tuple[Any, ...]] = lambda _: ()) -> None:
-        """On rank 0: have every other rank do something, with `each(rank)`; elsewhere nothing, for it was told to.
+        """On rank 0: have every other rank do something, with `each(rank)`; elsewhere nothing, for
+        it was told to.
 
         Raises `RunError` where a rank has ended.
         """
@@ -166,7 +183,9 @@ class Ranks:
         how = f": {why}" if why else ", by no error of its own: a signal, or its machine"
         if rank == 0:
             how = f", and with it the training: {why}" if why else ", and with it the training"
-        return RunError(f"Rank {rank} has ended{how}.", "What was recorded is kept. Resume the run.")
+        return RunError(
+            f"Rank {rank} has ended{how}.", "What was recorded is kept. Resume the run."
+        )
 
     @contextmanager
     def exchange(self) -> Generator[None]:
@@ -174,13 +193,18 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, distributed.DistError) or "gloo" in str(error) or "Connection" in str(error)):
+            if not (
+                isinstance(error, distributed.DistError)
+                or "gloo" in str(error)
+                or "Connection" in str(error)
+            ):
                 raise
             for rank, link in self.links.items():
                 if link.ended.wait(_LAST_WORDS_SECONDS / len(self.links)):
                     raise self.ended(rank) from error
             raise RunError(
-                f"Rank {self.rank} cannot exchange tensors with the others: {str(error).partition(chr(10))[0]}.",
+                f"Rank {self.rank} cannot exchange tensors with the others:"
+                f" {str(error).partition(chr(10))[0]}.",
                 "What was recorded is kept. Resume the run.",
             ) from error
 
@@ -191,10 +215,11 @@ _joined: list[Ranks] = []
 
 @contextmanager
 def several_ranks(config: GrpoConfig) -> Generator[Ranks | None]:
-    """This process as one of those that the configuration asks for, joined with the others; None where it is the one.
+    """This process as one of those that the configuration asks for, joined with the others; None
+    where it is the one.
 
-    Within a block that has joined them already, they stay so. Raises `ConfigError` where the processes were started
-    otherwise than the configuration says, with what to do.
+    Within a block that has joined them already, they stay so. Raises `ConfigError` where the
+    processes were started otherwise than the configuration says, with what to do.
     """
     count = require_ranks(config.optim.sharding)
     if count == 1 or _joined:
@@ -205,7 +230,11 @@ def several_ranks(config: GrpoConfig) -> Generator[Ranks | None]:
     try:
         yield ranks
     except BaseException as error:
-        said = error if isinstance(error, HrmError) else RuntimeError(f"{type(error).__name__}: {error}")
+        said = (
+            error
+            if isinstance(error, HrmError)
+            else RuntimeError(f"{type(error).__name__}: {error}")
+        )
         _tell_all(ranks, (FALLEN, told(said)))
         raise
     else:
@@ -238,24 +267,39 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
     )
     expected = DistributedType.MULTI_CPU if on_cpu else DistributedType.MULTI_GPU
     joined = distributed.get_world_size() if distributed.is_initialized() else 1
-    if (accelerator.num_processes, joined, accelerator.distributed_type) != (count, count, expected):
+    if (accelerator.num_processes, joined, accelerator.distributed_type) != (
+        count,
+        count,
+        expected,
+    ):
         raise ConfigError(
-            f"{count} processes were started, and this one is joined with {joined} in all, as "
-            f"{accelerator.distributed_type} in place of {expected}: they would train unlike each other.",
-            "Start them by torchrun, and leave ways of accelerate's own to share the weights out of its configuration.",
+            f"{count} processes were started, and this one is joined with {joined} in all, as"
+            f" {accelerator.distributed_type} in place of {expected}: they would train unlike each"
+            " other.",
+            "Start them by torchrun, and leave ways of accelerate's own to share the weights out of"
+            " its configuration.",
         )
     seen: list[Any] = [None] * count
-    distributed.all_gather_object(seen, (config.optim.sharding, accelerator.device.type, socket.gethostname()))
+    distributed.all_gather_object(
+        seen, (config.optim.sharding, accelerator.device.type, socket.gethostname())
+    )
     kinds = {each[:2] for each in seen}
     if len(kinds) > 1:
         shown = ", ".join(sorted(f"{sharding} on {device}" for sharding, device in kinds))
-        raise ConfigError(f"The ranks were started unlike each other: {shown}.", "Give all of them the same command.")
+        raise ConfigError(
+            f"The ranks were started unlike each other: {shown}.",
+            "Give all of them the same command.",
+        )
     on_one_machine = len({host for _, _, host in seen}) == 1
-    return Ranks(accelerator, config.optim.sharding, on_one_machine, _links(accelerator, on_one_machine))
+    return Ranks(
+        accelerator, config.optim.sharding, on_one_machine, _links(accelerator, on_one_machine)
+    )
 
 
 def _links(accelerator: Accelerator, on_one_machine: bool) -> Mapping[int, RankLink]:
-    listener = RankListener("127.0.0.1" if on_one_machine else "") if accelerator.is_main_process else None
+    listener = (
+        RankListener("127.0.0.1" if on_one_machine else "") if accelerator.is_main_process else None
+    )
     places: list[Any] = [listener.place if listener else None]
     distributed.broadcast_object_list(places, device=accelerator.device)
     if listener is not None:

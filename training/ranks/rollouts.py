@@ -1,7 +1,8 @@
-"""Rollouts that the ranks of a training share: a group is run by the rank that its place among them falls to.
+"""Rollouts that the ranks of a training share: a group is run by the rank that its place among them
+falls to.
 
-What a rollout samples follows from its seed, which follows from its place. So it does not depend on which rank runs it,
-and a run that is resumed with other ranks finds on record what was run.
+What a rollout samples follows from its seed, which follows from its place. So it does not depend on
+which rank runs it, and a run that is resumed with other ranks finds on record what was run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class RankRollouts:
             link.hear(lambda message: self._take(*message), lambda rank=rank: self._over(rank))
 
     async def run(self, episode: Episode) -> Trajectory:
-        """Run, resume or read back an episode. Raises what it raised where it ran, `RunError` if the rank has ended."""
+        """Run, resume or read back an episode. Raises what it raised where it ran, `RunError` if
+        the rank has ended.
+        """
         rank = int(episode.group_id.rpartition("/")[2]) % self._ranks.count
         if rank == 0:
             return (await solve(self._runner, episode, ONE_RUN)).trajectory
@@ -77,14 +80,16 @@ class RankRollouts:
 def _sendable(episode: Episode) -> bytes:
     if not isinstance(episode.graph, str):
         raise ConfigError(
-            f"The graph {episode.graph_name} is an object of this process, and other ranks import graphs.",
+            f"The graph {episode.graph_name} is an object of this process, and other ranks import"
+            " graphs.",
             "Name it as package.module:attribute or ./file.py:attribute, or run in one process.",
         )
     try:
         return pickle.dumps(episode)
     except Exception as error:  # of an object among the task's metadata or the graph's options
         raise ConfigError(
-            f"Thread {episode.thread_id} cannot be handed to another rank: {type(error).__name__}: {error}.",
+            f"Thread {episode.thread_id} cannot be handed to another rank: {type(error).__name__}:"
+            f" {error}.",
             "Give the task and the graph's options plain values, or run in one process.",
         ) from error
 
@@ -96,7 +101,8 @@ async def opened_ranks(
     """The other ranks, with the run's store open in each of them."""
     if not ranks.on_one_machine and runner.store.database.path is not None:
         raise ConfigError(
-            f"The ranks are on several machines, and the store {runner.store.url} is a file of one.",
+            f"The ranks are on several machines, and the store {runner.store.url} is a file of"
+            " one.",
             "Record in PostgreSQL: --store postgresql://HOST/DATABASE.",
         )
     rollouts = RankRollouts(ranks, runner)

@@ -1,12 +1,14 @@
-"""Which groups of rollouts on record a training learns from, step by step, and what of the record is left out.
+"""Which groups of rollouts on record a training learns from, step by step, and what of the record
+is left out.
 
-They are selected once, before the run has a folder, and kept in it (`groups.json`): a resumed run learns from the same
-ones, by the same rewards, whatever was recorded or scored since. The record itself stays where it is.
+They are selected once, before the run has a folder, and kept in it (`groups.json`): a resumed run
+learns from the same ones, by the same rewards, whatever was recorded or scored since. The record
+itself stays where it is.
 
-Rollouts of a training have steps of their own, by the names of their threads (`RUN/step-7/...`) or by what their run
-judged. If all groups have one, each step takes the groups of one recorded step, in its order; of several runs those of
-the same step together. Else the groups are drawn in an order that the seed decides, as many a step as are asked for.
-After the last of them comes the next pass.
+Rollouts of a training have steps of their own, by the names of their threads (`RUN/step-7/...`) or
+by what their run judged. If all groups have one, each step takes the groups of one recorded step,
+in its order; of several runs those of the same step together. Else the groups are drawn in an order
+that the seed decides, as many a step as are asked for. After the last of them comes the next pass.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from hrm_agent.training.select.roc import reward_of
 from hrm_agent.training.update.batch import NoGradient, no_gradient
 from hrm_agent.trajectory import RunStatus, Trajectory, derive_seed, step_in_name
 
-__all__ = ["GROUPS", "RecordedGroup", "RecordedGroups", "attempts_of_group", "kept_groups", "select_groups"]
+__all__ = [
+    "GROUPS",
+    "RecordedGroup",
+    "RecordedGroups",
+    "attempts_of_group",
+    "kept_groups",
+    "select_groups",
+]
 
 GROUPS = "groups.json"
 """File in a run's folder."""
@@ -61,7 +70,9 @@ class RecordedGroups(BaseModel):
     groups: tuple[RecordedGroup, ...]
     """In the order of their steps, else in that of the record."""
     rewards: dict[str, dict[str, float]] | None = None
-    """Rewards by trajectory that stand for those on record, where scores were named; None: those on record."""
+    """Rewards by trajectory that stand for those on record, where scores were named; None: those on
+    record.
+    """
     left_out: dict[str, int] = {}
     """Why, in words -> trajectories."""
     context: dict[str, int] = {}
@@ -84,7 +95,9 @@ class RecordedGroups(BaseModel):
         turn, place = divmod(step, self.steps_of_pass(prompts_per_step))
         if (own := self.own_steps()) is not None:
             return [group for group in self.groups if group.step == own[place]]
-        order = random.Random(derive_seed(seed, "recorded-groups", turn)).sample(self.groups, len(self.groups))
+        order = random.Random(derive_seed(seed, "recorded-groups", turn)).sample(
+            self.groups, len(self.groups)
+        )
         return order[place * prompts_per_step :][:prompts_per_step]
 
     def rewarded(self, trajectory: Trajectory) -> Trajectory:
@@ -102,8 +115,15 @@ class RecordedGroups(BaseModel):
         """What is learned from and what is not, for people."""
         rollouts = sum(len(group.rollouts) for group in self.groups)
         a_pass = self.steps_of_pass(prompts_per_step)
-        how = "as they were recorded" if self.own_steps() is not None else f"of {prompts_per_step} groups, drawn"
-        first = f"{len(self.groups)} groups of {rollouts} rollouts on record: {a_pass} steps a pass, {how}; "
+        how = (
+            "as they were recorded"
+            if self.own_steps() is not None
+            else f"of {prompts_per_step} groups, drawn"
+        )
+        first = (
+            f"{len(self.groups)} groups of {rollouts} rollouts on record: {a_pass} steps a pass,"
+            f" {how}; "
+        )
         first += f"{steps} steps are" if steps != 1 else "1 step is"
         first += f" {steps / a_pass:g} pass{'es' * (steps != a_pass)}."
         return [first, *_told(self.left_out, self.context, self.idle)]
@@ -118,17 +138,25 @@ def kept_groups(folder: Path) -> RecordedGroups | None:
         return RecordedGroups.model_validate_json(text)
     except ValueError as error:
         raise RunError(
-            f"{folder / GROUPS} is damaged: what the run learns from is not known.", "Start a new run in a new folder."
+            f"{folder / GROUPS} is damaged: what the run learns from is not known.",
+            "Start a new run in a new folder.",
         ) from error
 
 
 def attempts_of_group(
-    group: RecordedGroup, runs: Sequence[RecordedRuns], tokens: TokenReader, *, requests: bool = False
+    group: RecordedGroup,
+    runs: Sequence[RecordedRuns],
+    tokens: TokenReader,
+    *,
+    requests: bool = False,
 ) -> list[Attempts]:
     """The rollouts of a group, read. `requests`: with what their calls were sent."""
     source = runs[group.source]
     return [
-        tuple(tokens.readied(source.whole(trajectory_id, requests=requests)) for trajectory_id in attempts)
+        tuple(
+            tokens.readied(source.whole(trajectory_id, requests=requests))
+            for trajectory_id in attempts
+        )
         for attempts in group.rollouts
     ]
 
@@ -139,11 +167,14 @@ def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
     `own_store`: of the run that learns, which is none of them.
     """
     if len(set(config.source)) < len(config.source):
-        raise ConfigError(f"--from names a place twice: {', '.join(config.source)}.", "Name each once.")
+        raise ConfigError(
+            f"--from names a place twice: {', '.join(config.source)}.", "Name each once."
+        )
     for where in config.source:
         if is_same_store(where, own_store):
             raise ConfigError(
-                f"{where} is the store that this run would write its verdicts to, and a source is only read.",
+                f"{where} is the store that this run would write its verdicts to, and a source is"
+                " only read.",
                 "Name another folder with --out, and no --store.",
             )
     tokens = TokenReader(config.policy)
@@ -152,7 +183,9 @@ def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
 
 
 class _Selection:
-    def __init__(self, config: GrpoConfig, runs: Sequence[RecordedRuns], tokens: TokenReader) -> None:
+    def __init__(
+        self, config: GrpoConfig, runs: Sequence[RecordedRuns], tokens: TokenReader
+    ) -> None:
         self._config, self._runs, self._tokens = config, runs, tokens
         self._left_out, self._context, self._idle = Counter[str](), Counter[str](), Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
@@ -186,7 +219,9 @@ class _Selection:
         grouped = self._grouped(headers, steps)
         for (run_id, group_id), members in grouped.items():
             step = steps[run_id].get(members[0].id) if run_id in steps else None
-            group = RecordedGroup(source=source, group_id=group_id, step=step, rollouts=_rollouts(members))
+            group = RecordedGroup(
+                source=source, group_id=group_id, step=step, rollouts=_rollouts(members)
+            )
             if (read := self._read(group)) is not None:
                 yield read
 
@@ -214,17 +249,21 @@ class _Selection:
                 self._refuse_another_of_its_name(key[0], known, began)
                 self._left_out["of a group that is on record twice"] += len(members)
             elif len(_rollouts(members)) < 2:
-                self._left_out["alone in its group: there is nothing to compare it with"] += len(members)
+                self._left_out["alone in its group: there is nothing to compare it with"] += len(
+                    members
+                )
             else:
                 self._seen[key[1]] = began
                 own[key] = members
         return dict(sorted(own.items(), key=lambda item: _place(item[1][0])))
 
-    def _refuse_another_of_its_name(self, run_id: str, known: Mapping[str, float], began: Mapping[str, float]) -> None:
+    def _refuse_another_of_its_name(
+        self, run_id: str, known: Mapping[str, float], began: Mapping[str, float]
+    ) -> None:
         if any(known[name] != began[name] for name in known.keys() & began.keys()):
             raise ConfigError(
-                f"--from names two different runs that are both called {run_id!r}, after their folders: their rollouts "
-                "cannot be told apart.",
+                f"--from names two different runs that are both called {run_id!r}, after their"
+                " folders: their rollouts cannot be told apart.",
                 "Learn from one of them; or sample one again in a folder of another name.",
             )
 
@@ -247,7 +286,9 @@ class _Selection:
                 self._left_out[_UNREADABLE] += 1
             else:
                 whole[trajectory_id] = self._tokens.readied(found)
-        kept = group.model_copy(update={"rollouts": tuple(each for each in group.rollouts if each[-1] in whole)})
+        kept = group.model_copy(
+            update={"rollouts": tuple(each for each in group.rollouts if each[-1] in whole)}
+        )
         if len(whole) < 2:
             self._left_out["of a group of which nothing else can be read"] += len(whole)
             return None
@@ -265,18 +306,24 @@ class _Selection:
         trainable = sum(reason is None for reason, _ in reasons)
         self._calls += trainable
         self._context.update(
-            (reason is NoGradient.UNTRAINABLE and call.why_untrainable) or reason.value.replace("_", " ")
+            (reason is NoGradient.UNTRAINABLE and call.why_untrainable)
+            or reason.value.replace("_", " ")
             for reason, call in reasons
             if reason is not None
         )
-        able = rollouts if self._config.rewards else [each for each in rollouts if fault_of(each) is None]
+        able = (
+            rollouts
+            if self._config.rewards
+            else [each for each in rollouts if fault_of(each) is None]
+        )
         if not trainable:
             self._idle["none of their calls can be trained on"] += 1
         elif not able:
             by = f" by {self._config.by}" if self._config.by else ""
             self._idle[f"none of their rollouts has a reward{by}"] += 1
         elif (
-            self._config.rewards is None and len({reward_of(each, self._config.select.truncated) for each in able}) == 1
+            self._config.rewards is None
+            and len({reward_of(each, self._config.select.truncated) for each in able}) == 1
         ):
             self._idle["their rewards are equal"] += 1
 
@@ -287,9 +334,9 @@ class _Selection:
         why = " ".join(_told(found.left_out, found.context, found.idle)) or "No run is on record."
         raise TaskError(
             f"There is nothing to learn from in {where}. {why}",
-            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy of this tokenizer "
-            "at a temperature above 0 and with top_p 1, with rewards that differ. `train sft --from` learns from all "
-            "that were completed.",
+            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy"
+            " of this tokenizer at a temperature above 0 and with top_p 1, with rewards that"
+            " differ. `train sft --from` learns from all that were completed.",
         )
 
 
@@ -303,7 +350,8 @@ def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[
         return named
     for run_id in {header.run_id for header in headers} - named.keys() - {""}:
         overlays = runs.store.journal.overlays(run_id)
-        if any(overlay.advantage is not None for overlay in overlays):  # else a choice among runs, which is no training
+        # else a choice among runs, which is no training
+        if any(overlay.advantage is not None for overlay in overlays):
             named[run_id] = {overlay.trajectory_id: overlay.step for overlay in overlays}
     return named
 
@@ -322,18 +370,33 @@ def _place(header: Trajectory) -> int:
 def _rollouts(members: Sequence[Trajectory]) -> tuple[tuple[str, ...], ...]:
     """The attempts of each rollout, by sample."""
     by_thread = {each.thread_id: each for each in members}
-    firsts = [t for t in members if t.thread_id.removesuffix(SECOND_ATTEMPT) not in by_thread.keys() - {t.thread_id}]
+    firsts = [
+        t
+        for t in members
+        if t.thread_id.removesuffix(SECOND_ATTEMPT) not in by_thread.keys() - {t.thread_id}
+    ]
     ordered = sorted(firsts, key=lambda each: each.sample_index)
     attempts = ((each, by_thread.get(f"{each.thread_id}{SECOND_ATTEMPT}")) for each in ordered)
     return tuple(tuple(each.id for each in pair if each is not None) for pair in attempts)
 
 
-def _told(left_out: Mapping[str, int], context: Mapping[str, int], idle: Mapping[str, int]) -> list[str]:
+def _told(
+    left_out: Mapping[str, int], context: Mapping[str, int], idle: Mapping[str, int]
+) -> list[str]:
     def by_count(found: Mapping[str, int]) -> Iterable[tuple[str, int]]:
         return Counter(found).most_common()
 
     return [
-        *(f"{count} rollout{'s' * (count != 1)} left out: {reason}." for reason, count in by_count(left_out)),
-        *(f"{count} call{'s' * (count != 1)} not trained on: {reason}." for reason, count in by_count(context)),
-        *(f"{count} group{'s' * (count != 1)} without a signal: {reason}." for reason, count in by_count(idle)),
+        *(
+            f"{count} rollout{'s' * (count != 1)} left out: {reason}."
+            for reason, count in by_count(left_out)
+        ),
+        *(
+            f"{count} call{'s' * (count != 1)} not trained on: {reason}."
+            for reason, count in by_count(context)
+        ),
+        *(
+            f"{count} group{'s' * (count != 1)} without a signal: {reason}."
+            for reason, count in by_count(idle)
+        ),
     ]

@@ -1,13 +1,15 @@
-"""Training on runs that are on record: the steps of `hrm_agent.training.grpo`, and nothing is sampled.
+"""Training on runs that are on record: the steps of `hrm_agent.training.grpo`, and nothing is
+sampled.
 
 Verdicts, advantages, credit and update are those of a run that samples; its rollouts are read
-(`hrm_agent.training.records.groups`). A record is only read: verdicts, and scores by a rubric that is named now, go to
-the store of the new run.
+(`hrm_agent.training.records.groups`). A record is only read: verdicts, and scores by a rubric that
+is named now, go to the store of the new run.
 
-A step is on-policy where its tokens were sampled by the very weights that take it. Versions on record can say the same
-of other weights, so it is measured: recorded log-probs are then the trainer's, up to rounding. Such a step is taken as
-one that samples takes it, and so a run's own record, with its rewards and its seed, leads to its weights, bit for bit.
-Any other step goes by the recorded log-probs, unless `correction` weighs the loss instead.
+A step is on-policy where its tokens were sampled by the very weights that take it. Versions on
+record can say the same of other weights, so it is measured: recorded log-probs are then the
+trainer's, up to rounding. Such a step is taken as one that samples takes it, and so a run's own
+record, with its rewards and its seed, leads to its weights, bit for bit. Any other step goes by the
+recorded log-probs, unless `correction` weighs the loss instead.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from hrm_agent.training.grpo import Settled, TrainingRun
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.metrics import Row
 from hrm_agent.training.ranks.processes import require_one_process
-from hrm_agent.training.records.groups import RecordedGroups, attempts_of_group, kept_groups, select_groups
+from hrm_agent.training.records.groups import (
+    RecordedGroups,
+    attempts_of_group,
+    kept_groups,
+    select_groups,
+)
 from hrm_agent.training.records.runs import RecordedRuns, TokenReader, opened_runs
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import Attempts, run_id_of
@@ -47,11 +54,16 @@ from hrm_agent.trajectory import DropReason, Scoring, Trajectory
 __all__ = ["own_store", "train_on_record"]
 
 _SAME_WEIGHTS = 1e-3
-"""Mean difference of log-probs, in nats, below which two policies of single precision are taken for the same."""
+"""Mean difference of log-probs, in nats, below which two policies of single precision are taken for
+the same.
+"""
 
 
-async def train_on_record(config: GrpoConfig, folder: Path, *, on_step: Callable[[Row], None] | None = None) -> Path:
-    """Train, or resume, the run in `folder` on what `config.source` holds; returns the folder of the trained model.
+async def train_on_record(
+    config: GrpoConfig, folder: Path, *, on_step: Callable[[Row], None] | None = None
+) -> Path:
+    """Train, or resume, the run in `folder` on what `config.source` holds; returns the folder of
+    the trained model.
 
     Raises `TaskError`, before there is a folder, where nothing on record can be learned from.
     """
@@ -90,7 +102,9 @@ def own_store(config: GrpoConfig, folder: Path) -> str:
 class _RecordSource(TaskSource):
     """The steps, as the groups on record have them."""
 
-    def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress, groups: RecordedGroups) -> None:
+    def __init__(
+        self, config: GrpoConfig, folder: Path, progress: RunProgress, groups: RecordedGroups
+    ) -> None:
         super().__init__(config, folder, progress)
         self._groups = groups
 
@@ -112,17 +126,23 @@ class _RecordRun(TrainingRun):
         wanted = self.groups.of_step(plan.step, config.rollout.prompts_per_step, config.seed)
         requests = config.rewards is not None
         read = [
-            each for group in wanted for each in attempts_of_group(group, self.runs, self.tokens, requests=requests)
+            each
+            for group in wanted
+            for each in attempts_of_group(group, self.runs, self.tokens, requests=requests)
         ]
         return Settled([(*each[:-1], self.groups.rewarded(each[-1])) for each in read], [], [])
 
 
 class _RecordLearner(Learner):
-    def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
+    def loss_options(
+        self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]
+    ) -> LossOptions:
         options = super().loss_options(batches)
         if options.old_logprobs == "engine" or options.correction != "none":
             return options
-        flat = [one for part in batches for one in ([part] if isinstance(part, MicroBatch) else part)]
+        flat = [
+            one for part in batches for one in ([part] if isinstance(part, MicroBatch) else part)
+        ]
         return options if self._sampled(flat) else replace(options, old_logprobs="engine")
 
     def _sampled(self, batches: Sequence[MicroBatch]) -> bool:
@@ -142,7 +162,9 @@ class _RecordLearner(Learner):
 async def _scoring(
     config: GrpoConfig, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups
 ) -> AsyncGenerator[Score]:
-    """Scores by the rubric that is named now, in place of what is on record; else rollouts keep their rewards."""
+    """Scores by the rubric that is named now, in place of what is on record; else rollouts keep
+    their rewards.
+    """
     if config.rewards is None:
 
         async def unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
@@ -153,15 +175,21 @@ async def _scoring(
     where = {"HRM_AGENT_ENVIRONMENT": config.environment, "HRM_AGENT_ISOLATION": config.isolation}
     variables = {name: str(value) for name, value in where.items() if value is not None}
     async with opened_scorer(
-        config.rewards, environment=variables, keeps_truncated=config.select.truncated == "keep_reward"
+        config.rewards,
+        environment=variables,
+        keeps_truncated=config.select.truncated == "keep_reward",
     ) as scorer:
         yield _Rescoring(scorer, store, runs, groups).score
 
 
 class _Rescoring:
-    """Scores groups by a rubric. What was scored once, by an earlier pass or before a kill, is not scored again."""
+    """Scores groups by a rubric. What was scored once, by an earlier pass or before a kill, is not
+    scored again.
+    """
 
-    def __init__(self, scorer: Scorer, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups) -> None:
+    def __init__(
+        self, scorer: Scorer, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups
+    ) -> None:
         self._scorer, self._store = scorer, store
         self._runs = {group.group_id: runs[group.source] for group in groups.groups}
         self._standing = store.scorings.by_rubric(scorer.rubric.name)
@@ -173,7 +201,9 @@ class _Rescoring:
             fault = fault_of(bare)
             if fault is None or fault[0] is DropReason.NOT_SCORED:
                 last.setdefault(bare.group_id, []).append(bare)
-        due = [group for group in last.values() if any(each.id not in self._standing for each in group)]
+        due = [
+            group for group in last.values() if any(each.id not in self._standing for each in group)
+        ]
         for found in await asyncio.gather(*(self._group(group) for group in due)):
             self._standing |= {scoring.trajectory_id: scoring for scoring in found}
         return [(*each[:-1], self._rewarded(each[-1])) for each in attempts]
@@ -182,14 +212,19 @@ class _Rescoring:
         runs = self._runs[group[0].group_id]
         if runs.store is None and "state" in self._scorer.rubric.wants:
             raise RunError(
-                f"The rubric {self._scorer.rubric.name!r} looks at the state, which {runs.where} does not hold.",
+                f"The rubric {self._scorer.rubric.name!r} looks at the state, which {runs.where}"
+                " does not hold.",
                 "Learn from the store itself, or by a rubric that reads text, calls or tool_calls.",
             )
         # Without a state only the trajectories are looked at, and any store does.
-        found = await self._scorer.score(rollouts_of(self._scorer.rubric, runs.store or self._store, group))
+        found = await self._scorer.score(
+            rollouts_of(self._scorer.rubric, runs.store or self._store, group)
+        )
         await asyncio.to_thread(self._store.scorings.write, found)
         return found
 
     def _rewarded(self, trajectory: Trajectory) -> Trajectory:
         scoring = self._standing.get(trajectory.id)
-        return trajectory.model_copy(update={"rewards": scoring.rewards if scoring is not None else {}})
+        return trajectory.model_copy(
+            update={"rewards": scoring.rewards if scoring is not None else {}}
+        )

@@ -1,10 +1,12 @@
 """Stored runs scored again: by another rubric, or by the same one after it was changed.
 
-Scores stand beside the record (`hrm_agent.trajectory.Scoring`), under the name of their rubric. Nothing is sampled, and
-no lease is taken: runs that are under way are left out, and found by the next call. What was scored is written twice a
-second, so that a call that is killed has lost next to nothing and the next one goes on.
+Scores stand beside the record (`hrm_agent.trajectory.Scoring`), under the name of their rubric.
+Nothing is sampled, and no lease is taken: runs that are under way are left out, and found by the
+next call. What was scored is written twice a second, so that a call that is killed has lost next to
+nothing and the next one goes on.
 
-Only the header of a trajectory is read where no reward looks at calls, and its state only where one looks at that.
+Only the header of a trajectory is read where no reward looks at calls, and its state only where one
+looks at that.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from hrm_agent.trajectory import RunStatus, Scoring, Trajectory
 __all__ = ["Again", "Rescored", "can_be_scored", "rescore"]
 
 Again = Literal["", "faults", "all"]
-"""What is scored once more though it was scored by the same code: nothing, what has a fault, everything."""
+"""What is scored once more though it was scored by the same code: nothing, what has a fault,
+everything.
+"""
 _AT_ONCE = 128
 """Groups that are read, scored and not yet written."""
 _SECONDS_BETWEEN_WRITES = 0.5
@@ -62,11 +66,18 @@ class Rescored:
 
         counts = [("code", self.code), ("scored", self.scored), ("skipped", self.skipped)]
         left_out = [("left out", f"{count}: {reason}") for reason, count in self.left_out.items()]
-        replaced = [("replaced", f"{count} of code {code or 'unknown'}") for code, count in self.replaced.items()]
+        replaced = [
+            ("replaced", f"{count} of code {code or 'unknown'}")
+            for code, count in self.replaced.items()
+        ]
         means = reward_means(self.trajectories, self.scorings)
         rows = [(name, found.value, found.low, found.high) for name, found in means.items()]
         title = element("b", f"Scores by {self.rubric}")
-        return fragment(title, pairs([*counts, *replaced, *left_out]), table(("reward", "mean", "from", "to"), rows))
+        return fragment(
+            title,
+            pairs([*counts, *replaced, *left_out]),
+            table(("reward", "mean", "from", "to"), rows),
+        )
 
 
 async def rescore(
@@ -78,10 +89,12 @@ async def rescore(
     again: Again = "",
     on_scored: Callable[[int], object] | None = None,
 ) -> Rescored:
-    """Score those of `headers` that have ended; `wanted`: only these ids, with the siblings that they are compared to.
+    """Score those of `headers` that have ended; `wanted`: only these ids, with the siblings that
+    they are compared to.
 
-    `on_scored`: told how many more are scored. Raises `RunError` where the rubric wants states and no trajectory has
-    one any more, `HrmError` for a rubric that cannot work, and `StoreError` for a state of a type that nobody allowed.
+    `on_scored`: told how many more are scored. Raises `RunError` where the rubric wants states and
+    no trajectory has one any more, `HrmError` for a rubric that cannot work, and `StoreError` for a
+    state of a type that nobody allowed.
     """
     return await _Rescoring(store, scorer, headers, again, on_scored).of(wanted)
 
@@ -130,13 +143,19 @@ class _Rescoring:
         return self._found
 
     def _groups(self, wanted: Collection[str] | None) -> list[list[Trajectory]]:
-        """Trajectories that are scored together: all rollouts of a task, where a reward compares them."""
+        """Trajectories that are scored together: all rollouts of a task, where a reward compares
+        them.
+        """
         comparing = any(part.compares for part in self._scorer.rubric.parts)
         grouped: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
         for header in self._headers:
             alone = not comparing or not header.group_id
             grouped[("", header.id) if alone else (header.run_id, header.group_id)].append(header)
-        chosen = [group for group in grouped.values() if wanted is None or any(t.id in wanted for t in group)]
+        chosen = [
+            group
+            for group in grouped.values()
+            if wanted is None or any(t.id in wanted for t in group)
+        ]
         return [kept for group in chosen if (kept := self._kept(group, comparing))]
 
     def _kept(self, group: Sequence[Trajectory], comparing: bool) -> list[Trajectory]:
@@ -166,9 +185,11 @@ class _Rescoring:
         there = self._store.threads_with_checkpoints()
         if not any(trajectory.thread_id in there for trajectory in due):
             raise RunError(
-                f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of the {len(due)} "
-                "trajectories the state is on record any more: their checkpoints were deleted.",
-                "Score them by a rubric that reads text, calls or tool_calls, which are still there.",
+                f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of the"
+                f" {len(due)} trajectories the state is on record any more: their checkpoints were"
+                " deleted.",
+                "Score them by a rubric that reads text, calls or tool_calls, which are still"
+                " there.",
             )
 
     async def _score_all(self, due: Sequence[Sequence[Trajectory]]) -> None:
@@ -218,7 +239,9 @@ class _Rescoring:
                 found.append(Rollout(whole, self._state(header) if STATE in self._wants else None))
             except StoreError as error:
                 if _is_of_unknown_type(error):
-                    raise StoreError(error.message, "Name your own types: --allow package.module:Class.") from error
+                    raise StoreError(
+                        error.message, "Name your own types: --allow package.module:Class."
+                    ) from error
                 self._found.left_out["cannot be read: `hrm-agent store verify` lists why"] += 1
         return found
 

@@ -1,8 +1,10 @@
-"""Runs on record as a training reads them: stores, folders of runs, exported files, and whose tokens they hold.
+"""Runs on record as a training reads them: stores, folders of runs, exported files, and whose
+tokens they hold.
 
-A store is only read. Of a folder that shares its store with others, the runs of its own are taken. What a call was
-sampled with is on record; whether its tokens are of the learner's tokenizer is not, and is found out: what another
-model sampled has to read, by the learner's own codec, as the answer that was recorded with it.
+A store is only read. Of a folder that shares its store with others, the runs of its own are taken.
+What a call was sampled with is on record; whether its tokens are of the learner's tokenizer is not,
+and is found out: what another model sampled has to read, by the learner's own codec, as the answer
+that was recorded with it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class RecordedRuns(Protocol):
     """The store; None for a file, which has neither states nor further scores."""
 
     def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
-        """All trajectories, without calls where these are read one by one. `left_out`: by reason, is added to."""
+        """All trajectories, without calls where these are read one by one. `left_out`: by reason,
+        is added to.
+        """
         ...
 
     def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
@@ -46,7 +50,9 @@ class RecordedRuns(Protocol):
         ...
 
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-        """The scores of each trajectory, by its id. Raises `ConfigError` if nothing was scored under this name."""
+        """The scores of each trajectory, by its id. Raises `ConfigError` if nothing was scored
+        under this name.
+        """
         ...
 
 
@@ -63,7 +69,9 @@ class _StoredRuns:
             left_out[reason] = left_out.get(reason, 0) + 1
 
         own = own_run(self.where)
-        where: tuple[str, tuple[str, ...]] = ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
+        where: tuple[str, tuple[str, ...]] = (
+            ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
+        )
         return self._journal.headers(*where, on_damage)
 
     def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
@@ -85,7 +93,9 @@ class _ExportedRuns:
 
         path = Path(where)
         self.where = where
-        self._found = {t.id: t for t in (read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path))}
+        self._found = {
+            t.id: t for t in (read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path))
+        }
 
     def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
         del left_out
@@ -100,7 +110,8 @@ class _ExportedRuns:
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
         del headers
         raise ConfigError(
-            f"{self.where} is a file: it holds no scores {name!r} beside its own.", "Name the folder or the store."
+            f"{self.where} is a file: it holds no scores {name!r} beside its own.",
+            "Name the folder or the store.",
         )
 
 
@@ -109,9 +120,13 @@ def opened_runs(sources: Sequence[str], allow: Sequence[str] = ()) -> Generator[
     """The runs of each of `sources`, while they are read. `allow`: types that states may hold."""
     with ExitStack() as stack:
         yield [
-            _ExportedRuns(where)
-            if _is_file(where)
-            else _StoredRuns(where, stack.enter_context(open_store(where, read_only=True, allow=allow)))
+            (
+                _ExportedRuns(where)
+                if _is_file(where)
+                else _StoredRuns(
+                    where, stack.enter_context(open_store(where, read_only=True, allow=allow))
+                )
+            )
             for where in sources
         ]
 
@@ -120,7 +135,11 @@ def is_same_store(a: str, b: str) -> bool:
     """Whether two names are of one store."""
     files = [None if _is_file(where) else file_of(_pointed(where)) for where in (a, b)]
     if None not in files:
-        return files[0] is not None and files[1] is not None and files[0].resolve() == files[1].resolve()
+        return (
+            files[0] is not None
+            and files[1] is not None
+            and files[0].resolve() == files[1].resolve()
+        )
     return _pointed(a) == _pointed(b)
 
 
@@ -135,7 +154,9 @@ class TokenReader:
         self._tokens = 1 << 31 if tokenizer is None else len(tokenizer)
 
     def readied(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory; calls that are untrainable for this policy, and not by what is on record, say so."""
+        """The trajectory; calls that are untrainable for this policy, and not by what is on record,
+        say so.
+        """
         lacks = {
             call.id: lack
             for call in trajectory.own_calls
@@ -143,11 +164,16 @@ class TokenReader:
         }
         if not lacks:
             return trajectory
-        calls = [c.model_copy(update={"untrainable": lacks[c.id]}) if c.id in lacks else c for c in trajectory.calls]
+        calls = [
+            c.model_copy(update={"untrainable": lacks[c.id]}) if c.id in lacks else c
+            for c in trajectory.calls
+        ]
         return trajectory.model_copy(update={"calls": tuple(calls)})
 
     def reads(self, call: Call) -> bool:
-        """Whether the tokens of a call are of this policy's tokenizer, whatever they were sampled at."""
+        """Whether the tokens of a call are of this policy's tokenizer, whatever they were sampled
+        at.
+        """
         own = max(call.token_ids, default=0) < self._tokens
         return own and (call.model == self._policy or self._reads_as_recorded(call))
 
@@ -161,13 +187,18 @@ class TokenReader:
         return "" if self._reads_as_recorded(call) else OTHER_TOKENIZER
 
     def _reads_as_recorded(self, call: Call) -> bool:
-        sampled = [token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled]
+        sampled = [
+            token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled
+        ]
         text = self.codec.decode(sampled)
         said = call.response.get("content")
         tools: Any = call.response.get("tool_calls") or []
         names = [each.get("name") for each in tools]
         both = (self.codec.parse(text, call.tools or (), thinks=thinks) for thinks in (True, False))
-        return any(said == one.content and names == [each["name"] for each in one.tool_calls] for one in both)
+        return any(
+            said == one.content and names == [each["name"] for each in one.tool_calls]
+            for one in both
+        )
 
 
 def _is_file(where: str) -> bool:

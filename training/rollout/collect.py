@@ -1,7 +1,7 @@
 """Tasks to trajectories, without learning: for looking, for evaluation, for exports.
 
-A run folder holds `store.db`. Called again on the same folder, `collect` runs what is missing, carries on what was
-interrupted and reads back the rest, so that resuming is the same as starting.
+A run folder holds `store.db`. Called again on the same folder, `collect` runs what is missing,
+carries on what was interrupted and reads back the rest, so that resuming is the same as starting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from hrm_agent.models import Backend
 from hrm_agent.runtime.episode import policy_for
 from hrm_agent.runtime.selection.strategies import Mode
 from hrm_agent.training.config.commands import CollectConfig
-from hrm_agent.training.rollout.rollout import group_episodes, open_run, refuse_other_tasks, rollout, run_id_of
+from hrm_agent.training.rollout.rollout import (
+    group_episodes,
+    open_run,
+    refuse_other_tasks,
+    rollout,
+    run_id_of,
+)
 from hrm_agent.training.rollout.scoring import scoring_by
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
@@ -35,7 +41,8 @@ async def collect(
 ) -> list[Trajectory]:
     """All trajectories of the run in `folder`, in the order of the tasks.
 
-    `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded already.
+    `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded
+    already.
     """
     refuse_unsendable(config.processes, config, backend)
     episodes = group_episodes(
@@ -55,13 +62,20 @@ async def collect(
     ) as runner:
         keep_sources(config.tasks, config.split, folder)
         on_record = runner.store.journal.headers("run_id = ?", (run_id,))
-        refuse_other_tasks({header.thread_id: header.task for header in on_record}, episodes, folder)
+        refuse_other_tasks(
+            {header.thread_id: header.task for header in on_record}, episodes, folder
+        )
         mode = Mode(config.mode, config.n, config.width)
         async with opened_workers(
             config.processes, runner, config, draw=partial(_tasks, config, folder), mode=mode
         ) as workers:
             found = await rollout(
-                runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout, workers=workers
+                runner,
+                episodes,
+                mode=mode,
+                concurrency=config.concurrency,
+                on_done=on_rollout,
+                workers=workers,
             )
         async with scoring_by(config, runner.store) as score:
             return [last for (last,) in await score([(trajectory,) for trajectory in found])]
@@ -69,4 +83,6 @@ async def collect(
 
 def _tasks(config: CollectConfig, folder: Path) -> list[Task]:
     where = tasks_folder(folder)
-    return load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)
+    return load_tasks(
+        config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where
+    )

@@ -1,10 +1,12 @@
 """Which rollouts can be judged at all, and when too few of a group are left.
 
-A run that a machine failed earned no reward, good or bad: trained with 0 it would teach the policy that the machine's
-fault was its own. So it is left out, with a typed reason, and a group of which too few are left is left out whole.
+A run that a machine failed earned no reward, good or bad: trained with 0 it would teach the policy
+that the machine's fault was its own. So it is left out, with a typed reason, and a group of which
+too few are left is left out whole.
 
-A run whose graph could not go on from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is not left out: it is
-wrong, and is learnt from. Otherwise what a policy does worst could never be unlearnt.
+A run whose graph could not go on from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is not
+left out: it is wrong, and is learnt from. Otherwise what a policy does worst could never be
+unlearnt.
 """
 
 from __future__ import annotations
@@ -41,10 +43,16 @@ def fault_of(trajectory: Trajectory) -> Why | None:
         return DropReason.NOT_ENDED, "the run has not ended"
     if lost := lost_tool_calls(trajectory):
         named = f"{lost[0].name}: {lost[0].stderr or lost[0].content or 'no reason was recorded'}"
-        return DropReason.INFRASTRUCTURE, f"{len(lost)} tool calls were lost to the infrastructure ({named[:200]})"
+        return (
+            DropReason.INFRASTRUCTURE,
+            f"{len(lost)} tool calls were lost to the infrastructure ({named[:200]})",
+        )
     if failed_by_policy(trajectory):
         return None
-    if trajectory.status is RunStatus.FAILED and trajectory.stop_reason is not StopReason.VERIFIER_ERROR:
+    if (
+        trajectory.status is RunStatus.FAILED
+        and trajectory.stop_reason is not StopReason.VERIFIER_ERROR
+    ):
         why = error_of(trajectory, place=True) or "no error was recorded"
         return DropReason.RUN_FAILED, f"the run failed by no fault of the policy: {why}"
     if "correct" not in trajectory.rewards:
@@ -55,7 +63,10 @@ def fault_of(trajectory: Trajectory) -> Why | None:
 
 def failed_by_policy(trajectory: Trajectory) -> bool:
     """True if the graph, or the chat template, could not go on from what the policy wrote."""
-    return trajectory.status is RunStatus.FAILED and trajectory.stop_reason is StopReason.UNUSABLE_ANSWER
+    return (
+        trajectory.status is RunStatus.FAILED
+        and trajectory.stop_reason is StopReason.UNUSABLE_ANSWER
+    )
 
 
 def error_of(trajectory: Trajectory, *, place: bool = False) -> str:
@@ -66,14 +77,18 @@ def error_of(trajectory: Trajectory, *, place: bool = False) -> str:
 
 
 def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """The run's own tool calls that a machine or a service failed: its reward may not be the policy's doing."""
+    """The run's own tool calls that a machine or a service failed: its reward may not be the
+    policy's doing.
+    """
     return [call for call in trajectory.own_tool_calls if call.status is ToolStatus.INFRASTRUCTURE]
 
 
 def needs_second_attempt(trajectory: Trajectory) -> bool:
-    """True if the rollout is to be run once more: graph, verifier or a tool call failed, by no doing of the policy.
+    """True if the rollout is to be run once more: graph, verifier or a tool call failed, by no
+    doing of the policy.
 
-    Whether a graph that raised was failed by a machine or by its own code cannot be told from its error.
+    Whether a graph that raised was failed by a machine or by its own code cannot be told from its
+    error.
     """
     fault = fault_of(trajectory)
     if fault is None or trajectory.stop_reason is StopReason.VERIFIER_ERROR:
@@ -91,4 +106,7 @@ def too_small(candidates: int, group: int, min_group: float) -> Why | None:
     if candidates >= needed:
         return None
     share = f"min_group {min_group:g} of {group}"
-    return DropReason.SMALL_GROUP, f"group rejected: {candidates} rollouts can take part, fewer than {needed} ({share})"
+    return (
+        DropReason.SMALL_GROUP,
+        f"group rejected: {candidates} rollouts can take part, fewer than {needed} ({share})",
+    )

@@ -1,10 +1,10 @@
 """Groups of rollouts of one policy, as they end.
 
-A step begins some groups and may begin more while it looks at those that have ended: in place of each group that
-teaches nothing, another prompt (dynamic sampling). Groups are numbered in the order in which they were begun, and the
-number decides their task and their seeds. Which groups a step comes to does not depend on which of them ends first: it
-begins one more for each rejected one among those begun, and the least number of groups for which that holds is the
-same in any order.
+A step begins some groups and may begin more while it looks at those that have ended: in place of
+each group that teaches nothing, another prompt (dynamic sampling). Groups are numbered in the order
+in which they were begun, and the number decides their task and their seeds. Which groups a step
+comes to does not depend on which of them ends first: it begins one more for each rejected one among
+those begun, and the least number of groups for which that holds is the same in any order.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ class Group:
     @property
     def versions(self) -> frozenset[int]:
         """Of the policy that sampled them."""
-        return frozenset(call.policy_version for attempts in self.attempts for call in attempts[-1].own_calls)
+        return frozenset(
+            call.policy_version for attempts in self.attempts for call in attempts[-1].own_calls
+        )
 
 
 class Groups:
-    """Those of one step: an async iterator over groups as they end, to which more can be added while it goes on."""
+    """Those of one step: an async iterator over groups as they end, to which more can be added
+    while it goes on.
+    """
 
     def __init__(self, run: Callable[[int, Task], Coroutine[Any, Any, Group]]) -> None:
         self._run = run
@@ -73,7 +77,9 @@ class Groups:
         self._last_ended = time.monotonic()
 
     def busy_until(self, now: float) -> float:
-        """When the last group that was begun has ended, by `time.monotonic`; `now` where one has not."""
+        """When the last group that was begun has ended, by `time.monotonic`; `now` where one has
+        not.
+        """
         return self._last_ended if all(task.done() for task in self._running) else now
 
     def __aiter__(self) -> Groups:
@@ -110,7 +116,9 @@ class Collector:
         """`workers`: processes that run the graphs; None: this one."""
         self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
         self._stragglers = Stragglers(runner.store, run_id)
-        self._attempt = attempts_of(runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers)
+        self._attempt = attempts_of(
+            runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers
+        )
 
     @asynccontextmanager
     async def groups(
@@ -124,9 +132,11 @@ class Collector:
     ) -> AsyncGenerator[Groups]:
         """The groups of `tasks`, all under way. `stage` names the step, and with it the threads.
 
-        `step`: the step that trains on them, whose groups may go on without their last rollouts; None: all are wanted.
+        `step`: the step that trains on them, whose groups may go on without their last rollouts;
+        None: all are wanted.
 
-        An error that is no fault of a policy or a graph (the store cannot be written) ends the rest, and is raised.
+        An error that is no fault of a policy or a graph (the store cannot be written) ends the
+        rest, and is raised.
         """
         async with AsyncExitStack() as leases:
 
@@ -138,11 +148,18 @@ class Collector:
                     attempts = await run_group(episodes, self._attempt)
                 else:
                     options = config.rollout
-                    attempts = await self._stragglers.run_group(episodes, self._attempt, step=step, options=options)
-                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                    attempts = await self._stragglers.run_group(
+                        episodes, self._attempt, step=step, options=options
+                    )
+                refuse_other_tasks(
+                    {first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder
+                )
                 return Group(place, tuple(attempts), len(episodes) - len(attempts))
 
-            every = (self.episodes(stage, config, place, task, samples) for place, task in enumerate(tasks))
+            every = (
+                self.episodes(stage, config, place, task, samples)
+                for place, task in enumerate(tasks)
+            )
             begun = [episode for episodes in every for episode in episodes]
             leases.enter_context(leases_of(begun, self._runner, self._workers))
             groups = Groups(run)
@@ -180,18 +197,23 @@ class Collector:
     ) -> AsyncGenerator[Callable[[], Awaitable[list[Attempts]]]]:
         """Rollouts that the step before has cut off, under way again beside the groups of `step`.
 
-        What is given is called when these groups have ended, and waits for the others as `Stragglers.run_carried`.
+        What is given is called when these groups have ended, and waits for the others as
+        `Stragglers.run_carried`.
         """
         others_over, options = asyncio.Event(), config.rollout
         with leases_of(episodes, self._runner, self._workers):
             running = asyncio.create_task(
-                self._stragglers.run_carried(episodes, self._attempt, others_over, step=step, options=options)
+                self._stragglers.run_carried(
+                    episodes, self._attempt, others_over, step=step, options=options
+                )
             )
 
             async def ended() -> list[Attempts]:
                 others_over.set()
                 attempts = await running
-                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                refuse_other_tasks(
+                    {first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder
+                )
                 return attempts
 
             try:

@@ -1,15 +1,17 @@
 """Rollouts: tasks x samples -> groups of trajectories.
 
-Every rollout has a thread of its own, named after the run, the step, the task and the sample. The name decides the
-seed, so that a run repeated with one seed samples the same tokens; and it decides the identity, so that a rollout
-that is on record already is read back instead of run, and one that was interrupted goes on from its checkpoint.
+Every rollout has a thread of its own, named after the run, the step, the task and the sample. The
+name decides the seed, so that a run repeated with one seed samples the same tokens; and it decides
+the identity, so that a rollout that is on record already is read back instead of run, and one that
+was interrupted goes on from its checkpoint.
 
-All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine
-batches whatever asks at the same moment. `concurrency` bounds how many are open at a time.
+All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs
+nothing, and the engine batches whatever asks at the same moment. `concurrency` bounds how many are
+open at a time.
 
-A rollout that a machine failed is no sample of the policy. `attempts_of` runs it once more, on a thread named
-after the first one and with the same seed. The second attempt is made because of what is on record of the first, so
-that a killed run finds its attempts again, and makes no third.
+A rollout that a machine failed is no sample of the policy. `attempts_of` runs it once more, on a
+thread named after the first one and with the same seed. The second attempt is made because of what
+is on record of the first, so that a killed run finds its attempts again, and makes no third.
 """
 
 from __future__ import annotations
@@ -72,9 +74,16 @@ async def open_run(
     backend: Backend | str | None = None,
     allow: Sequence[str] = (),
 ) -> AsyncGenerator[EpisodeRunner]:
-    """The runner of the run in `folder`, which nobody else has open, over its store; `allow`: as `open_store`."""
-    backend = backend or load_policy(policy)  # before there is a folder: a wrong name leaves nothing behind
-    with alone_in(folder), open_store(store or folder / "store.db", allow=allow) as opened, frozen_heap():
+    """The runner of the run in `folder`, which nobody else has open, over its store; `allow`: as
+    `open_store`.
+    """
+    # before there is a folder: a wrong name leaves nothing behind
+    backend = backend or load_policy(policy)
+    with (
+        alone_in(folder),
+        open_store(store or folder / "store.db", allow=allow) as opened,
+        frozen_heap(),
+    ):
         if store is not None:
             with replacing(folder / STORE_POINTER) as part:
                 part.write_text(opened.url, encoding="utf-8")
@@ -83,10 +92,12 @@ async def open_run(
 
 
 def run_id_of(folder: Path, store: RunStore | None = None) -> str:
-    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved and resumed.
+    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved
+    and resumed.
 
-    `store`: where it is about to begin. Raises `RunError` if that holds another run of this name, whose rollouts would
-    be read back as this one's own; or where the file that keeps it was lost, and what is on record does not tell it.
+    `store`: where it is about to begin. Raises `RunError` if that holds another run of this name,
+    whose rollouts would be read back as this one's own; or where the file that keeps it was lost,
+    and what is on record does not tell it.
     """
     kept = folder / "run_id"
     if (known := read_whole(kept)) is not None:
@@ -96,7 +107,8 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
         _refuse_unknown_name(kept, name, store)
     elif store is not None and any(True for _ in store.threads(run_id=name)):
         raise RunError(
-            f"The store {store.url} holds another run called {name!r}, whose folder is not {folder}.",
+            f"The store {store.url} holds another run called {name!r}, whose folder is not"
+            f" {folder}.",
             "Name this one otherwise with --out, or give it a store of its own.",
         )
     with replacing(kept) as part:
@@ -105,17 +117,22 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
 
 
 def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
-    """A folder may have been moved since its run began: only a run that is on record under its name is known by it."""
+    """A folder may have been moved since its run began: only a run that is on record under its name
+    is known by it.
+    """
     runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
     if runs and name not in runs:
         raise RunError(
-            f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the run.",
+            f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the"
+            " run.",
             f"Write it there: `echo {name} > {kept}`, or the folder's name before it was moved.",
         )
 
 
 def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:
-    """How many steps of a training are behind its newest rollouts: n - `ahead` behind those of step n."""
+    """How many steps of a training are behind its newest rollouts: n - `ahead` behind those of step
+    n.
+    """
     steps = (step_in_name(thread.thread_id, run_id) for thread in store.threads(run_id=run_id))
     newest = max((step for step in steps if step is not None), default=0)
     return max(0, newest - ahead)
@@ -134,12 +151,14 @@ def group_episodes(
     options: Mapping[str, Any] | None = None,
     first: int = 0,
 ) -> list[Episode]:
-    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the purpose (`eval`).
+    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the
+    purpose (`eval`).
 
     `first`: the place of the first task among those of the stage.
 
-    `verified`: each is scored by its task's verifier as it ends; else the run scores it by a rubric. `options`: of the
-    graph's runs, kept in each task's metadata (`GraphSettings.task_options`).
+    `verified`: each is scored by its task's verifier as it ends; else the run scores it by a
+    rubric. `options`: of the graph's runs, kept in each task's metadata
+    (`GraphSettings.task_options`).
     """
     return [
         Episode(
@@ -159,8 +178,11 @@ def group_episodes(
     ]
 
 
-def refuse_other_tasks(on_record: Mapping[str, TaskRef], episodes: Iterable[Episode], folder: Path) -> None:
-    """Raise `RunError` where the thread of an episode is on record with another task: it would be read back as its own.
+def refuse_other_tasks(
+    on_record: Mapping[str, TaskRef], episodes: Iterable[Episode], folder: Path
+) -> None:
+    """Raise `RunError` where the thread of an episode is on record with another task: it would be
+    read back as its own.
 
     `on_record`: task by thread.
     """
@@ -194,7 +216,8 @@ async def rollout(
 
     The nodes of a graph that is not async run in threads, as many as there may be episodes.
 
-    An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
+    An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest
+    and is raised.
     """
     run = _solver(runner, mode, concurrency, on_done, workers)
     episodes = list(episodes)
@@ -209,18 +232,25 @@ def attempts_of(
     on_done: Callable[[Trajectory], None] | None = None,
     workers: RunsEpisodes | None = None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Attempts]]:
-    """Runs an episode, with a second attempt where the graph or a tool call failed by no doing of the policy."""
+    """Runs an episode, with a second attempt where the graph or a tool call failed by no doing of
+    the policy.
+    """
     run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
 
     async def attempts(episode: Episode) -> Attempts:
         first = await run(episode)
-        return (first, await run(second_attempt(episode))) if needs_second_attempt(first) else (first,)
+        return (
+            (first, await run(second_attempt(episode))) if needs_second_attempt(first) else (first,)
+        )
 
     return attempts
 
 
 def leases_of(
-    episodes: Sequence[Episode], runner: EpisodeRunner, workers: RunsEpisodes | None, mode: Mode = ONE_RUN
+    episodes: Sequence[Episode],
+    runner: EpisodeRunner,
+    workers: RunsEpisodes | None,
+    mode: Mode = ONE_RUN,
 ) -> AbstractContextManager[None]:
     """Taken together where this process runs each episode on its own thread."""
     if workers is not None or mode != ONE_RUN:
@@ -241,7 +271,9 @@ def _solver(
     workers: RunsEpisodes | None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Trajectory]]:
     gate = asyncio.Semaphore(concurrency)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(concurrency, thread_name_prefix="episode")
+    )
 
     engine = runner.backend
 

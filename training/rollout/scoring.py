@@ -1,8 +1,9 @@
 """The rollouts of a run scored by its rubric, group by group, and what is on record of it.
 
-A rollout is scored when its whole group has ended, since a reward may compare siblings. The scorings of a group and the
-rewards of its trajectories are written in one transaction, so that a run that is killed asks no judge twice. A rollout
-whose scoring has a fault stays without rewards, and is left out of training with that reason.
+A rollout is scored when its whole group has ended, since a reward may compare siblings. The
+scorings of a group and the rewards of its trajectories are written in one transaction, so that a
+run that is killed asks no judge twice. A rollout whose scoring has a fault stays without rewards,
+and is left out of training with that reason.
 """
 
 from __future__ import annotations
@@ -41,22 +42,29 @@ class _Settings(Protocol):
 async def scoring_by(
     settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
 ) -> AsyncGenerator[Score]:
-    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said.
+    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier
+    said.
 
     `keeps_truncated`: the outcome of a truncated rollout is what the rubric says, and not 0.
 
-    Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric compares.
+    Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric
+    compares.
     """
     if settings.rewards is None:
         yield _unchanged
         return
-    where = {"HRM_AGENT_ENVIRONMENT": settings.environment, "HRM_AGENT_ISOLATION": settings.isolation}
+    where = {
+        "HRM_AGENT_ENVIRONMENT": settings.environment,
+        "HRM_AGENT_ISOLATION": settings.isolation,
+    }
     variables = {name: str(value) for name, value in where.items() if value is not None}
-    async with opened_scorer(settings.rewards, environment=variables, keeps_truncated=keeps_truncated) as scorer:
+    async with opened_scorer(
+        settings.rewards, environment=variables, keeps_truncated=keeps_truncated
+    ) as scorer:
         if carry_over and "group" in scorer.rubric.wants:
             raise ConfigError(
-                f"carry_over does not go with {settings.rewards}, which compares the rollouts of a group: one that is "
-                "carried over ends when the others were compared.",
+                f"carry_over does not go with {settings.rewards}, which compares the rollouts of a"
+                " group: one that is carried over ends when the others were compared.",
                 "Leave it out, or take rewards that look at one rollout each.",
             )
 
@@ -71,17 +79,25 @@ async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
     return list(attempts)
 
 
-async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Trajectories in their order, with rewards where they can be judged. Rewards that exist are kept.
+async def scored(
+    scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]
+) -> list[Trajectory]:
+    """Trajectories in their order, with rewards where they can be judged. Rewards that exist are
+    kept.
 
-    One whose scoring has a fault has that as its `error`, which is on record with the scoring alone.
+    One whose scoring has a fault has that as its `error`, which is on record with the scoring
+    alone.
     """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if _is_due(trajectory):
             groups.setdefault(trajectory.group_id or trajectory.id, []).append(trajectory)
     on_record = store.scorings.by_rubric(scorer.rubric.name) if groups else {}
-    due = [group for group in groups.values() if any(trajectory.id not in on_record for trajectory in group)]
+    due = [
+        group
+        for group in groups.values()
+        if any(trajectory.id not in on_record for trajectory in group)
+    ]
     found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
     looked_at = {trajectory.id for group in groups.values() for trajectory in group}
     known = on_record | {scoring.trajectory_id: scoring for group in found for scoring in group}

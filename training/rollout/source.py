@@ -1,10 +1,12 @@
-"""Which tasks a training draws, when it goes over to its next stage, and when it ends: a function of saved state.
+"""Which tasks a training draws, when it goes over to its next stage, and when it ends: a function
+of saved state.
 
-A stage is a stretch of steps with tasks, lengths and a learning rate of its own (the paper's recipe has three; a run
-without stages is one). Its tasks stand in an order that the seed decides (`hrm_agent.training.tasks.training_order`),
-and `RunProgress` says how far it was drawn, which problems have left because the policy masters them, and what the rest
-of the decisions depends on. It is part of each checkpoint, and what a step changes in it follows from the rollouts of
-that step: a step that is taken again, from the rollouts on record, comes to the same state.
+A stage is a stretch of steps with tasks, lengths and a learning rate of its own (the paper's recipe
+has three; a run without stages is one). Its tasks stand in an order that the seed decides
+(`hrm_agent.training.tasks.training_order`), and `RunProgress` says how far it was drawn, which
+problems have left because the policy masters them, and what the rest of the decisions depends on.
+It is part of each checkpoint, and what a step changes in it follows from the rollouts of that step:
+a step that is taken again, from the rollouts on record, comes to the same state.
 """
 
 from __future__ import annotations
@@ -25,7 +27,16 @@ from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 from hrm_agent.training.update.schedule import Schedule
 
-__all__ = ["BegunStep", "RunProgress", "StepPlan", "TaskSource", "at_stage", "held_out", "key_of", "tasks_of_run"]
+__all__ = [
+    "BegunStep",
+    "RunProgress",
+    "StepPlan",
+    "TaskSource",
+    "at_stage",
+    "held_out",
+    "key_of",
+    "tasks_of_run",
+]
 
 
 class BegunStep(BaseModel):
@@ -72,10 +83,12 @@ class RunProgress(BaseModel):
     def is_patience_spent(self, patience: int, every: int) -> bool:
         """Whether the last `patience` evaluations were no better than one before them; never for 0.
 
-        Those of each `every`-th step count. The one at the end of a run that is prolonged later would not have been in
-        a run that was begun with so many steps.
+        Those of each `every`-th step count. The one at the end of a run that is prolonged later
+        would not have been in a run that was begun with so many steps.
         """
-        found = [accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0]
+        found = [
+            accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0
+        ]
         return bool(0 < patience < len(found)) and max(found[-patience:]) <= max(found[:-patience])
 
 
@@ -98,7 +111,9 @@ class StepPlan:
 class TaskSource:
     """Draws the tasks of a run."""
 
-    def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None) -> None:
+    def __init__(
+        self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None
+    ) -> None:
         self.progress = progress or RunProgress()
         self._config = fit(config)
         self._folder = folder
@@ -141,7 +156,8 @@ class TaskSource:
         return self._planned(BegunStep(step=step, places=places)) if places else None
 
     def ahead(self, step: int) -> list[StepPlan]:
-        """The steps after `step` that are to be under way while it is taken: `versions_behind` of them.
+        """The steps after `step` that are to be under way while it is taken: `versions_behind` of
+        them.
 
         None is of a later stage: its first step comes when all that was begun has been taken.
         """
@@ -168,8 +184,16 @@ class TaskSource:
         stage = self._config.stages[progress.stage] if self._config.stages else None
         length = self._config.steps if stage is None else stage.steps
         is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
-        schedule = Schedule(length, optim.warmup_steps if is_fresh else 0, optim.cooldown, optim.fall, optim.least_rate)
-        return decided(optim.learning_rate, "learning_rate") * schedule.share(step - progress.began_at)
+        schedule = Schedule(
+            length,
+            optim.warmup_steps if is_fresh else 0,
+            optim.cooldown,
+            optim.fall,
+            optim.least_rate,
+        )
+        return decided(optim.learning_rate, "learning_rate") * schedule.share(
+            step - progress.began_at
+        )
 
     def entered(self, step: int) -> TrainingStage | None:
         """The stage that begins with `step`; None where none does."""
@@ -208,13 +232,17 @@ class TaskSource:
         return self._order[place]
 
     def pool(self) -> list[Task]:
-        """Every problem of the stage's pool once: as many as it has, or as the run would draw at most."""
+        """Every problem of the stage's pool once: as many as it has, or as the run would draw at
+        most.
+        """
         self._extend()
         most = _places(self._config, self.config)
         return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
 
     def take_in(self, groups: Mapping[str, list[bool]], correct: float) -> None:
-        """What a step showed: by problem, which of its rollouts were right; and the share of right ones."""
+        """What a step showed: by problem, which of its rollouts were right; and the share of right
+        ones.
+        """
         progress, after = self.progress, self.config.select.mastered_after
         if after:
             counts = dict(progress.in_a_row)
@@ -278,8 +306,12 @@ def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
     stage = config.stages[number]
     context = {"max_tokens": stage.rollout_tokens, "max_turns": stage.turns}
     own = {name: value for name, value in context.items() if value is not None}
-    rollout = config.rollout.model_copy(update={"problems": stage.problems or config.rollout.problems})
-    optim = config.optim.model_copy(update={"learning_rate": stage.learning_rate or config.optim.learning_rate})
+    rollout = config.rollout.model_copy(
+        update={"problems": stage.problems or config.rollout.problems}
+    )
+    optim = config.optim.model_copy(
+        update={"learning_rate": stage.learning_rate or config.optim.learning_rate}
+    )
     return config.model_copy(
         update={
             "tasks": stage.tasks or config.tasks,
@@ -293,10 +325,13 @@ def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
 def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
     """All that a run may draw, each once: what its worker processes have to know."""
     found: dict[tuple[str, str], Task] = {}
-    leave = config.select.mastered_after > 0 or any(stage.leave_out_solved for stage in config.stages)
+    leave = config.select.mastered_after > 0 or any(
+        stage.leave_out_solved for stage in config.stages
+    )
     for number in range(max(1, len(config.stages))):
         staged = at_stage(config, number)
-        most = _places(config, staged) * (2 if leave else 1)  # each problem that has left is passed over once
+        # each problem that has left is passed over once
+        most = _places(config, staged) * (2 if leave else 1)
         tasks = _tasks(staged, folder, most)
         if config.evaluation.eval_every:
             tasks = [*tasks, *held_out(staged, folder)]
@@ -307,7 +342,9 @@ def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
 def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
     """The problems of an evaluation, the same each time."""
     count = config.evaluation.eval_problems
-    return load_tasks(config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder))
+    return load_tasks(
+        config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder)
+    )
 
 
 def _places(config: GrpoConfig, staged: GrpoConfig) -> int:

@@ -1,14 +1,16 @@
 """Groups that go on without their last rollouts.
 
-Where one rollout of a group hangs, all others wait for it, and with them the step. With a quorum a group waits for so
-many of its rollouts, then some seconds more, and cuts the rest off: they are cancelled at what they have committed,
-which stays on record; `hrm-agent fork THREAD --run --policy RUN/model` goes on from there. They are no failures of the
-policy, and take no part in the step. They may be carried over: they go on in the next step, until the deadline after
-its own groups, and no further.
+Where one rollout of a group hangs, all others wait for it, and with them the step. With a quorum a
+group waits for so many of its rollouts, then some seconds more, and cuts the rest off: they are
+cancelled at what they have committed, which stays on record;
+`hrm-agent fork THREAD --run --policy RUN/model` goes on from there. They are no failures of the
+policy, and take no part in the step. They may be carried over: they go on in the next step, until
+the deadline after its own groups, and no further.
 
-Which rollouts were cut off is written as a verdict before they are cancelled. A step that is taken again finds it, and
-comes to the same groups, even if one of them has ended since. The verdict of one that was carried over says what became
-of it in the later step, and still that it was cut off in the earlier one (`Overlay.carried_from`).
+Which rollouts were cut off is written as a verdict before they are cancelled. A step that is taken
+again finds it, and comes to the same groups, even if one of them has ended since. The verdict of
+one that was carried over says what became of it in the later step, and still that it was cut off in
+the earlier one (`Overlay.carried_from`).
 """
 
 from __future__ import annotations
@@ -48,10 +50,16 @@ class Stragglers:
     def _cut_off(self) -> dict[str, Overlay]:
         """By trajectory, verdicts of those that were cut off, by what is on record."""
         found = self._store.journal.overlays(self._run_id)
-        return {each.trajectory_id: each for each in found if _is_cut_off(each) or each.carried_from is not None}
+        return {
+            each.trajectory_id: each
+            for each in found
+            if _is_cut_off(each) or each.carried_from is not None
+        }
 
     def cut_off_in(self, step: int) -> list[Overlay]:
-        """Verdicts of the rollouts of `step` that were cut off in it, whatever became of them later."""
+        """Verdicts of the rollouts of `step` that were cut off in it, whatever became of them
+        later.
+        """
         return [
             each
             for each in self._cut_off.values()
@@ -61,17 +69,24 @@ class Stragglers:
     async def run_group(
         self, episodes: Sequence[Episode], attempt: Attempt, *, step: int, options: RolloutPart
     ) -> list[Attempts]:
-        """The rollouts that have ended, in the order of `episodes`. An error of one cancels the rest, and is raised."""
+        """The rollouts that have ended, in the order of `episodes`. An error of one cancels the
+        rest, and is raised.
+        """
         if options.group_quorum == 1:
             return await run_group(episodes, attempt)
         quorum, deadline = quorum_of(len(episodes), options.group_quorum), options.group_deadline
 
         def reason(ended: int) -> str:
-            said = f"cut off: {ended} of {len(episodes)} rollouts of its group had ended, and group_deadline = "
+            said = (
+                f"cut off: {ended} of {len(episodes)} rollouts of its group had ended, and"
+                " group_deadline = "
+            )
             return f"{said}{deadline:g} s was over"
 
         begun = [episode for episode in episodes if episode.trajectory_id not in self._cut_off]
-        return await self._in_time(begun, attempt, lambda running: _late(running, quorum, deadline), reason, step)
+        return await self._in_time(
+            begun, attempt, lambda running: _late(running, quorum, deadline), reason, step
+        )
 
     async def run_carried(
         self,
@@ -82,21 +97,26 @@ class Stragglers:
         step: int,
         options: RolloutPart,
     ) -> list[Attempts]:
-        """Of rollouts that the step before has cut off, those that end in `step`, in the order of `episodes`.
+        """Of rollouts that the step before has cut off, those that end in `step`, in the order of
+        `episodes`.
 
-        They are waited for until the deadline after `others_over`, that all groups of the step have ended. What has not
-        ended then is cut off for good.
+        They are waited for until the deadline after `others_over`, that all groups of the step have
+        ended. What has not ended then is cut off for good.
         """
         deadline = options.group_deadline
 
         def reason(ended: int) -> str:
             del ended
-            return f"cut off again: group_deadline = {deadline:g} s after the groups of step {step} was over"
+            return (
+                f"cut off again: group_deadline = {deadline:g} s after the groups of step {step}"
+                " was over"
+            )
 
         begun = [
             episode
             for episode in episodes
-            if (known := self._cut_off[episode.trajectory_id]).carried_from is None or not _is_cut_off(known)
+            if (known := self._cut_off[episode.trajectory_id]).carried_from is None
+            or not _is_cut_off(known)
         ]
         late = partial(_late_after, others_over, deadline)
         return await self._in_time(begun, attempt, late, reason, step, carried_from=step - 1)
@@ -131,14 +151,20 @@ class Stragglers:
         return [task.result() for task in in_time]
 
     def _has_ended(self, episode: Episode) -> bool:
-        """Whether all of a rollout is on record, though who waits for it does not know yet: it is read back, say."""
+        """Whether all of a rollout is on record, though who waits for it does not know yet: it is
+        read back, say.
+        """
         journal = self._store.journal
         if not journal.is_over(episode.trajectory_id):
             return False
         second = second_attempt(episode).trajectory_id
-        return not needs_second_attempt(journal.trajectory(episode.trajectory_id)) or journal.is_over(second)
+        return not needs_second_attempt(
+            journal.trajectory(episode.trajectory_id)
+        ) or journal.is_over(second)
 
-    def _cut(self, episodes: Sequence[Episode], step: int, reason: str, carried_from: int | None) -> None:
+    def _cut(
+        self, episodes: Sequence[Episode], step: int, reason: str, carried_from: int | None
+    ) -> None:
         """Record a verdict for each rollout that is cut off."""
         verdicts = [
             Overlay(
@@ -164,24 +190,32 @@ def _is_cut_off(verdict: Overlay) -> bool:
     return verdict.drop_reason is DropReason.CUT_OFF
 
 
-async def _late_after(others_over: asyncio.Event, seconds: float, running: set[Running]) -> set[Running]:
+async def _late_after(
+    others_over: asyncio.Event, seconds: float, running: set[Running]
+) -> set[Running]:
     """Those that have not ended `seconds` after the others. Raises what one of them raises."""
     await others_over.wait()
     if not running:
         return set()
-    ended, pending = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    ended, pending = await asyncio.wait(
+        running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+    )
     for task in ended:
         task.result()
     return pending
 
 
 async def _late(running: set[Running], quorum: int, seconds: float) -> set[Running]:
-    """Those that have not ended `seconds` after `quorum` of them have. Raises what one of them raises."""
+    """Those that have not ended `seconds` after `quorum` of them have. Raises what one of them
+    raises.
+    """
     loop, count, ends = asyncio.get_running_loop(), len(running), math.inf
     pending = running
     while pending and loop.time() < ends:
         timeout = None if math.isinf(ends) else ends - loop.time()
-        ended, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        ended, pending = await asyncio.wait(
+            pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in ended:
             task.result()
         if math.isinf(ends) and count - len(pending) >= quorum:

@@ -1,16 +1,18 @@
-"""Rollouts that were cut off, carried over: they go on in the next step, with its weights, and are trained on there.
+"""Rollouts that were cut off, carried over: they go on in the next step, with its weights, and are
+trained on there.
 
-A rollout goes on as after a kill: what it has sampled is on record and is not sampled again, what comes now is by the
-weights of the later step. Which weights sampled a token its call says, and the loss is corrected for the older ones as
-it is with `versions_behind`.
+A rollout goes on as after a kill: what it has sampled is on record and is not sampled again, what
+comes now is by the weights of the later step. Which weights sampled a token its call says, and the
+loss is corrected for the older ones as it is with `versions_behind`.
 
-It belongs to the group that it was begun in, which was trained on without it. When it has ended, that group is judged
-once more with it, by the draw of its own step, as if it had been waited for: what a carried rollout gets, verdict and
-advantage, is what it would have had. Only the carried ones are trained on; what became of the others stands. So no
-rollout is more likely to be trained on, nor less, because it took long.
+It belongs to the group that it was begun in, which was trained on without it. When it has ended,
+that group is judged once more with it, by the draw of its own step, as if it had been waited for:
+what a carried rollout gets, verdict and advantage, is what it would have had. Only the carried ones
+are trained on; what became of the others stands. So no rollout is more likely to be trained on, nor
+less, because it took long.
 
-It is carried once. What has not ended by the deadline of the later step is left for good, and nothing is carried into
-another stage, whose tasks and lengths are others.
+It is carried once. What has not ended by the deadline of the later step is left for good, and
+nothing is carried into another stage, whose tasks and lengths are others.
 """
 
 from __future__ import annotations
@@ -64,14 +66,22 @@ class CarryOver:
     """Lets the rollouts of a run go on that its last step has cut off."""
 
     def __init__(
-        self, store: RunStore, run_id: str, folder: Path, collector: Collector, source: TaskSource, score: Score
+        self,
+        store: RunStore,
+        run_id: str,
+        folder: Path,
+        collector: Collector,
+        source: TaskSource,
+        score: Score,
     ) -> None:
         self._store, self._run_id, self._folder = store, run_id, folder
         self._collector, self._source, self._score = collector, source, score
 
     @asynccontextmanager
     async def beside(self, plan: StepPlan) -> AsyncGenerator[Callable[[], Awaitable[Carried]]]:
-        """They are under way beside the groups of a step; what is given is called when these have ended."""
+        """They are under way beside the groups of a step; what is given is called when these have
+        ended.
+        """
         episodes = self._episodes(plan)
         async with self._collector.carried(episodes, plan.step, plan.config) as ended:
 
@@ -89,14 +99,19 @@ class CarryOver:
         for overlay in self._collector.cut_off_in(before):
             cut.setdefault(overlay.group_id, set()).add(overlay.trajectory_id)
         found: list[Episode] = []
-        for place, group_id in sorted((int(group_id.rpartition("/")[2]), group_id) for group_id in cut):
-            # One that was waiting for its turn is on no record itself; some of its group have ended.
+        for place, group_id in sorted(
+            (int(group_id.rpartition("/")[2]), group_id) for group_id in cut
+        ):
+            # One that was waiting for its turn is on no record itself; some of its group have
+            # ended.
             known = self._store.journal.headers("group_id = ?", (group_id,))[0].task
             task = self._source.drawn(known.family, known.id)
             if task is None:
                 raise RunError(
-                    f"Task {known.id!r}, of which rollouts in {self._folder} are to go on, is not drawn any more.",
-                    "The tasks have changed since the run began: start a new run in another folder.",
+                    f"Task {known.id!r}, of which rollouts in {self._folder} are to go on, is not"
+                    " drawn any more.",
+                    "The tasks have changed since the run began: start a new run in another"
+                    " folder.",
                 )
             group = self._collector.episodes(f"step-{before}", plan.config, place, task)
             found += [episode for episode in group if episode.trajectory_id in cut[group_id]]
@@ -120,7 +135,11 @@ class CarryOver:
                 member = self._store.journal.trajectory(overlay.trajectory_id, requests=False)
                 if member.thread_id.endswith(SECOND_ATTEMPT) or not needs_second_attempt(member):
                     groups[overlay.group_id].append((member,))
-        judged = [each for group in groups.values() for each in judge_group(group, before, self._run_id, plan.config)]
+        judged = [
+            each
+            for group in groups.values()
+            for each in judge_group(group, before, self._run_id, plan.config)
+        ]
         rollouts = [attempts[-1] for group in groups.values() for attempts in group]
         beside = [overlay for overlay in others if overlay.group_id not in groups]
         ids = {trajectory.id for attempts in carried for trajectory in attempts}

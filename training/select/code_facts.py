@@ -1,10 +1,13 @@
-"""What a snippet of Python is but for its wording, and which variables it takes and leaves. It is compiled, never run.
+"""What a snippet of Python is but for its wording, and which variables it takes and leaves. It is
+compiled, never run.
 
-`form` is equal for two snippets that differ in comments, whitespace, parentheses, annotations, docstrings, `pass`,
-constants standing alone, `x = x`, and names of variables, functions and classes that they define themselves: it is made
-of the bytecode, in which these are gone or numbered. Names of the session, of attributes and keywords stay.
+`form` is equal for two snippets that differ in comments, whitespace, parentheses, annotations,
+docstrings, `pass`, constants standing alone, `x = x`, and names of variables, functions and classes
+that they define themselves: it is made of the bytecode, in which these are gone or numbered. Names
+of the session, of attributes and keywords stay.
 
-The text comes from a model, of any size and depth: what is too long, or nested too deep, has no facts.
+The text comes from a model, of any size and depth: what is too long, or nested too deep, has no
+facts.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from typing import Any, cast
 __all__ = ["MAX_CHARACTERS", "CodeFacts", "code_facts"]
 
 MAX_CHARACTERS = 8 * 1024
-"""Longer snippets are not read. Ordinary ones take milliseconds, the worst less than a second: what the compiler does
-not do in linear time is taken out of them, or refused."""
+"""Longer snippets are not read. Ordinary ones take milliseconds, the worst less than a second: what
+the compiler does not do in linear time is taken out of them, or refused.
+"""
 _MAX_SCOPES = 20
-"""Functions, classes and comprehensions within each other: a variable of the outermost passes through each of them."""
+"""Functions, classes and comprehensions within each other: a variable of the outermost passes
+through each of them.
+"""
 _MAX_PATTERNS = 200
 """Patterns of `match`: each name that one binds is moved past all others."""
 _SCOPES = (
@@ -37,7 +43,19 @@ _SCOPES = (
 _FOLDED = (ast.BinOp, ast.Constant, ast.Subscript, ast.Tuple, ast.UnaryOp)
 """Expressions that the compiler may replace by their value."""
 _MUTATORS = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft"),
+    *(
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "discard",
+        "extend",
+        "extendleft",
+        "insert",
+        "pop",
+        "popitem",
+        "popleft",
+    ),
     *("remove", "reverse", "rotate", "setdefault", "sort", "update"),
 }
 """Methods that change the object that they are called on."""
@@ -45,22 +63,41 @@ _ARGUMENT_MUTATORS = {"heapify", "heappop", "heappush", "insort", "setattr", "sh
 """Functions that change their first argument."""
 _RECITERS = {"print", "repr", "str"}
 _LITERALS = (
-    *(ast.Constant, ast.Dict, ast.FormattedValue, ast.JoinedStr, ast.List, ast.Set, ast.Tuple, ast.UnaryOp),
+    *(
+        ast.Constant,
+        ast.Dict,
+        ast.FormattedValue,
+        ast.JoinedStr,
+        ast.List,
+        ast.Set,
+        ast.Tuple,
+        ast.UnaryOp,
+    ),
     *(ast.expr_context, ast.keyword, ast.unaryop),
 )
 _BLOCKS = {"body", "finalbody", "orelse"}
 _ANNOTATIONS = {"annotation", "returns"}
 _CACHE = dis.opmap["CACHE"]
-_LOAD_CONST, _LOAD_GLOBAL, _LOAD_NAME = (dis.opmap[name] for name in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME"))
+_LOAD_CONST, _LOAD_GLOBAL, _LOAD_NAME = (
+    dis.opmap[name] for name in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
+)
 _ITEM_STORES = {
-    dis.opmap[name] for name in ("DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE", "STORE_SUBSCR") if name in dis.opmap
+    dis.opmap[name]
+    for name in ("DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE", "STORE_SUBSCR")
+    if name in dis.opmap
 }
 _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_NAME"]}
-_OF_VARIABLES = {dis.opmap[f"{what}_{where}"] for what in ("DELETE", "LOAD", "STORE") for where in ("GLOBAL", "NAME")}
+_OF_VARIABLES = {
+    dis.opmap[f"{what}_{where}"]
+    for what in ("DELETE", "LOAD", "STORE")
+    for where in ("GLOBAL", "NAME")
+}
 _SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}  # bits below the index of a name in an argument
 if sys.version_info >= (3, 12):
     _SHIFTS |= {dis.opmap["LOAD_ATTR"]: 1, dis.opmap["LOAD_SUPER_ATTR"]: 2}
-_ORDERED_BY_NAME = {dis.opmap[name] for name in ("COPY_FREE_VARS", "LOAD_CLOSURE", "MAKE_CELL") if name in dis.opmap}
+_ORDERED_BY_NAME = {
+    dis.opmap[name] for name in ("COPY_FREE_VARS", "LOAD_CLOSURE", "MAKE_CELL") if name in dis.opmap
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +117,25 @@ class CodeFacts:
     sets: frozenset[str]
     """Names that it binds in its session."""
     changes: frozenset[str]
-    """Names whose objects it changes: by assignment to an item or attribute, or by a method such as `append`."""
+    """Names whose objects it changes: by assignment to an item or attribute, or by a method such as
+    `append`.
+    """
     through: tuple[tuple[str, frozenset[str]], ...]
-    """For each function or class that it defines: its name, and the names that its body takes from the session."""
+    """For each function or class that it defines: its name, and the names that its body takes from
+    the session.
+    """
 
 
 @lru_cache(maxsize=4096)
 def code_facts(code: str) -> CodeFacts | None:
-    """The facts of a snippet; None for one that cannot be read: no Python, too long, or nested too deep."""
+    """The facts of a snippet; None for one that cannot be read: no Python, too long, or nested too
+    deep.
+    """
     if len(code) > MAX_CHARACTERS:
         return None
     try:
-        with warnings.catch_warnings():  # of odd escapes: the model is told of them where its code runs
+        # of odd escapes: the model is told of them where its code runs
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = _plain(ast.parse(code))
             return _facts(body, _compiled(body))
@@ -116,7 +160,8 @@ def _facts(body: list[ast.stmt], parts: list[CodeType]) -> CodeFacts:
     )
 
 
-# --- the source -------------------------------------------------------------------------------------------------------
+# --- the source
+# -------------------------------------------------------------------------------------------------------
 
 
 def _plain(tree: ast.Module) -> list[ast.stmt]:
@@ -131,7 +176,9 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
         values: dict[str, Any] = node.__dict__
         for name in values.keys() & _BLOCKS:
             if values[name] and isinstance(values[name], list):
-                values[name] = _doing(values[name]) or ([_on_one_line(ast.Pass())] if node is not tree else [])
+                values[name] = _doing(values[name]) or (
+                    [_on_one_line(ast.Pass())] if node is not tree else []
+                )
         if "lineno" in values:
             _on_one_line(node)
         values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
@@ -145,7 +192,11 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
             if isinstance(value, ast.AST):
                 nodes.append((value, depth))
             elif isinstance(value, list):
-                nodes += [(each, depth) for each in cast("list[object]", value) if isinstance(each, ast.AST)]
+                nodes += [
+                    (each, depth)
+                    for each in cast("list[object]", value)
+                    if isinstance(each, ast.AST)
+                ]
     return tree.body
 
 
@@ -163,9 +214,11 @@ def _simpler(node: ast.stmt) -> ast.stmt:
 
 
 def _without_finally(node: ast.Try | ast.TryStar) -> ast.stmt:
-    """The compiler copies the block of a `finally` to each way out: nested ones double with each level.
+    """The compiler copies the block of a `finally` to each way out: nested ones double with each
+    level.
 
-    It is put behind the `try` once, and is reached whatever the `try` does. The condition is one that no source has.
+    It is put behind the `try` once, and is reached whatever the `try` does. The condition is one
+    that no source has.
     """
     last, node.finalbody = node.finalbody, []
     return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
@@ -176,10 +229,17 @@ def _if_empty_set(body: list[ast.stmt]) -> ast.If:
 
 
 def _keep_factors(node: ast.BinOp) -> None:
-    """Let the compiler not multiply constants: it keeps 4 kB for nine characters, and each sum of such in memory."""
-    if isinstance(node.op, ast.Mult) and isinstance(node.left, _FOLDED) and isinstance(node.right, _FOLDED):
+    """Let the compiler not multiply constants: it keeps 4 kB for nine characters, and each sum of
+    such in memory.
+    """
+    if (
+        isinstance(node.op, ast.Mult)
+        and isinstance(node.left, _FOLDED)
+        and isinstance(node.right, _FOLDED)
+    ):
         shown = _on_one_line(ast.FormattedValue(node.right, -1))
-        node.right = _on_one_line(ast.JoinedStr([shown]))  # a product with a text is never one in what people write
+        # a product with a text is never one in what people write
+        node.right = _on_one_line(ast.JoinedStr([shown]))
 
 
 def _on_one_line(node: Any) -> Any:
@@ -242,11 +302,16 @@ def _compiled(body: list[ast.stmt]) -> list[CodeType]:
     if not isinstance(last, ast.Expr):
         return [compile(ast.Module(body, []), "", "exec", dont_inherit=True)]
     shown = compile(ast.Expression(last.value), "", "eval", dont_inherit=True)
-    return [*([compile(ast.Module(body[:-1], []), "", "exec", dont_inherit=True)] if body[1:] else []), shown]
+    return [
+        *([compile(ast.Module(body[:-1], []), "", "exec", dont_inherit=True)] if body[1:] else []),
+        shown,
+    ]
 
 
 def _at_once(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes that are evaluated when the snippet is run, and not when a function of it is called."""
+    """The nodes that are evaluated when the snippet is run, and not when a function of it is
+    called.
+    """
     nodes = list(body)
     while nodes:
         node = nodes.pop()
@@ -276,11 +341,14 @@ def _base(node: ast.AST) -> Iterator[str]:
         yield node.id
 
 
-# --- the bytecode -----------------------------------------------------------------------------------------------------
+# --- the bytecode
+# -----------------------------------------------------------------------------------------------------
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Opcode and argument of each instruction: what `dis` gives, without the text, in a hundredth of the time."""
+    """Opcode and argument of each instruction: what `dis` gives, without the text, in a hundredth
+    of the time.
+    """
     extended, raw = 0, code.co_code
     for place in range(0, len(raw), 2):
         opcode, argument = raw[place], raw[place + 1]
@@ -295,8 +363,8 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
 class _Flow:
     """Which names a snippet takes and leaves, in the order of its instructions.
 
-    What is set on one of two branches counts as set: no name is taken for one of the session that the snippet may have
-    set itself.
+    What is set on one of two branches counts as set: no name is taken for one of the session that
+    the snippet may have set itself.
     """
 
     def __init__(self) -> None:
@@ -307,7 +375,9 @@ class _Flow:
         self.changes = False
 
     def follow(self, code: CodeType) -> None:
-        self.changes |= not _MUTATORS.isdisjoint(code.co_names) or not _ARGUMENT_MUTATORS.isdisjoint(code.co_names)
+        self.changes |= not _MUTATORS.isdisjoint(
+            code.co_names
+        ) or not _ARGUMENT_MUTATORS.isdisjoint(code.co_names)
         for opcode, argument in _instructions(code):
             if opcode == _LOAD_NAME:
                 self._read({code.co_names[argument]})
@@ -335,9 +405,17 @@ class _Flow:
 
 def _globals(code: CodeType) -> set[str]:
     """Names that the code of a function, or one within it, takes from the session."""
-    found = {code.co_names[argument >> 1] for opcode, argument in _instructions(code) if opcode == _LOAD_GLOBAL}
-    found |= {code.co_names[argument] for opcode, argument in _instructions(code) if opcode == _LOAD_NAME}
-    return found.union(*(_globals(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+    found = {
+        code.co_names[argument >> 1]
+        for opcode, argument in _instructions(code)
+        if opcode == _LOAD_GLOBAL
+    }
+    found |= {
+        code.co_names[argument] for opcode, argument in _instructions(code) if opcode == _LOAD_NAME
+    }
+    return found.union(
+        *(_globals(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+    )
 
 
 def _form(parts: Iterable[CodeType], own: set[str]) -> str:
@@ -346,11 +424,14 @@ def _form(parts: Iterable[CodeType], own: set[str]) -> str:
     return hashlib.sha256(repr(written).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _written(code: CodeType, own: set[str], numbers: dict[str, int], around: dict[str, str]) -> tuple[Any, ...]:
-    """Code without its wording. The compiler numbers variables of functions and constants by their first appearance.
+def _written(
+    code: CodeType, own: set[str], numbers: dict[str, int], around: dict[str, str]
+) -> tuple[Any, ...]:
+    """Code without its wording. The compiler numbers variables of functions and constants by their
+    first appearance.
 
-    Variables that functions share are in alphabetical order: they are numbered here. `around` has those of the
-    functions around this one; `numbers` those of `own`, over the whole snippet.
+    Variables that functions share are in alphabetical order: they are numbered here. `around` has
+    those of the functions around this one; `numbers` those of `own`, over the whole snippet.
     """
     shared = {name: around[name] for name in code.co_freevars if name in around}
     flow: list[tuple[int | str, ...]] = []
@@ -368,15 +449,21 @@ def _written(code: CodeType, own: set[str], numbers: dict[str, int], around: dic
         else:
             flow.append((opcode, argument))
     classes = {
-        each.co_name for each in code.co_consts if isinstance(each, CodeType) and not each.co_flags & CO_OPTIMIZED
+        each.co_name
+        for each in code.co_consts
+        if isinstance(each, CodeType) and not each.co_flags & CO_OPTIMIZED
     }
     classes &= own
     constants = [
-        _written(each, own, numbers, shared)
-        if isinstance(each, CodeType)
-        else "a name"
-        if isinstance(each, str) and (each in classes or each == code.co_qualname)
-        else _constant(each)
+        (
+            _written(each, own, numbers, shared)
+            if isinstance(each, CodeType)
+            else (
+                "a name"
+                if isinstance(each, str) and (each in classes or each == code.co_qualname)
+                else _constant(each)
+            )
+        )
         for each in code.co_consts
     ]
     parameters = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)

@@ -1,7 +1,9 @@
-"""Why a training learns nothing: its counts looked at together, the cause that explains most, and what to do about it.
+"""Why a training learns nothing: its counts looked at together, the cause that explains most, and
+what to do about it.
 
-One metric by itself misleads. A step whose rollouts are all truncated has equal rewards, and so has one whose tasks are
-too hard. One whose prompts are too long for the policy has no call to train on, and so has one that samples greedily.
+One metric by itself misleads. A step whose rollouts are all truncated has equal rewards, and so has
+one whose tasks are too hard. One whose prompts are too long for the policy has no call to train on,
+and so has one that samples greedily.
 """
 
 from __future__ import annotations
@@ -15,11 +17,20 @@ from hrm_agent.training.rollout.eligibility import error_of, failed_by_policy, f
 from hrm_agent.training.update.batch import NoGradient
 from hrm_agent.trajectory import DropReason, RewardFault, RunStatus, StopReason, Trajectory
 
-__all__ = ["GROUPS_FAILED", "Totals", "diagnosis", "failure_counts", "nothing_got_through", "totals_of"]
+__all__ = [
+    "GROUPS_FAILED",
+    "Totals",
+    "diagnosis",
+    "failure_counts",
+    "nothing_got_through",
+    "totals_of",
+]
 
 GROUPS_FAILED = "groups_failed"
 _FEW = 0.05
-"""Share of right answers below which tasks are too hard, and of wrong ones below which they are too easy."""
+"""Share of right answers below which tasks are too hard, and of wrong ones below which they are too
+easy.
+"""
 _MOST = 0.5
 """Share of the rollouts from which a cause is the one to be named."""
 _SHOWN = 3
@@ -28,13 +39,17 @@ _NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
-    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in words.
+    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in
+    words.
 
-    A truncated run has an error where a prompt was too long: the first one, or a later one of those that it asked.
+    A truncated run has an error where a prompt was too long: the first one, or a later one of those
+    that it asked.
     """
     faults = [(each, fault_of(each)) for each in rollouts]
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
-    unscored = [each for each, fault in faults if fault is not None and fault[0] is DropReason.NOT_SCORED]
+    unscored = [
+        each for each, fault in faults if fault is not None and fault[0] is DropReason.NOT_SCORED
+    ]
     kinds = Counter(map(_reward_fault, unscored))
     failed = [each for each in rollouts if each.status is not RunStatus.TRUNCATED and each.error]
     too_long = [each for each in rollouts if each.status is RunStatus.TRUNCATED and each.error]
@@ -48,7 +63,9 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
         "rollout/failed_by_policy": float(sum(map(failed_by_policy, rollouts))),
         "rollout/prompt_too_long": float(sum(1 for each in too_long if not each.own_calls)),
         "rollout/window_full": float(sum(1 for each in too_long if each.own_calls)),
-        "errors": "; ".join(f"{count} x {error}" for error, count in said.most_common(_SHOWN)) or None,
+        "errors": (
+            "; ".join(f"{count} x {error}" for error, count in said.most_common(_SHOWN)) or None
+        ),
     }
 
 
@@ -57,7 +74,9 @@ def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
     error = trajectory.error or ""
     if any(word in error for word in _NOT_FINITE):
         return RewardFault.NOT_A_NUMBER
-    by_verifier = trajectory.stop_reason is StopReason.VERIFIER_ERROR and "a reward lies in" not in error
+    by_verifier = (
+        trajectory.stop_reason is StopReason.VERIFIER_ERROR and "a reward lies in" not in error
+    )
     return RewardFault.RAISED if by_verifier or f": {RewardFault.RAISED} (" in error else None
 
 
@@ -103,12 +122,14 @@ def _number(value: object) -> float:
 def nothing_got_through(totals: Totals) -> bool:
     """True if every rollout failed by its graph or its reward: no step after can be better.
 
-    A rollout that failed by what the policy wrote is one of a graph that fails where all of each group raised the same
-    error at the same line; other ones may get better by chance.
+    A rollout that failed by what the policy wrote is one of a graph that fails where all of each
+    group raised the same error at the same line; other ones may get better by chance.
     """
     failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored"))
     if all(not totals.of(f"select/{name}") for name in _GROUPS if name != GROUPS_FAILED):
-        failed += totals.of("rollout/failed_by_policy") if totals.of(f"select/{GROUPS_FAILED}") else 0.0
+        failed += (
+            totals.of("rollout/failed_by_policy") if totals.of(f"select/{GROUPS_FAILED}") else 0.0
+        )
     return 0 < totals.rollouts <= failed
 
 
@@ -117,7 +138,10 @@ def diagnosis(totals: Totals) -> str:
     for cause in _CAUSES:
         if cause.holds(totals):
             return cause.advice(totals)
-    return "Raise group_size: the smaller a group, the more often all of it is right, or all of it wrong."
+    return (
+        "Raise group_size: the smaller a group, the more often all of it is right, or all of it"
+        " wrong."
+    )
 
 
 class _Cause(NamedTuple):
@@ -130,15 +154,21 @@ _GROUPS = ("groups_equal_rewards", "groups_too_small", GROUPS_FAILED, "groups_wi
 
 
 def _mostly(*names: str) -> Callable[[Totals], bool]:
-    return lambda totals: sum(totals.of(f"rollout/{name}") for name in names) >= _MOST * totals.rollouts > 0
+    return lambda totals: (
+        sum(totals.of(f"rollout/{name}") for name in names) >= _MOST * totals.rollouts > 0
+    )
 
 
 def _lost_by(name: str) -> Callable[[Totals], bool]:
-    """True if most is lost, or groups are too small, and that by this more than by anything else."""
+    """True if most is lost, or groups are too small,
+    and that by this more than by anything else.
+    """
 
     def holds(totals: Totals) -> bool:
         lost = {each: totals.of(f"rollout/{each}") for each in _LOSSES}
-        matters = sum(lost.values()) >= _MOST * totals.rollouts or _groups_are("groups_too_small")(totals)
+        matters = sum(lost.values()) >= _MOST * totals.rollouts or _groups_are("groups_too_small")(
+            totals
+        )
         return matters and lost[name] > 0 and lost[name] == max(lost.values())
 
     return holds
@@ -168,13 +198,16 @@ def _solved(totals: Totals) -> float:
 _CAUSES: tuple[_Cause, ...] = (
     _Cause(
         _lost_by("raised"),
-        lambda t: f"In {_share(['raised'], t)} the graph raised by itself{_named(t)}. Mend the graph, or what it asks.",
+        lambda t: (
+            f"In {_share(['raised'], t)} the graph raised by itself{_named(t)}. Mend the graph, or"
+            " what it asks."
+        ),
     ),
     _Cause(
         _lost_by("not_scored"),
         lambda t: (
-            f"{_share(['not_scored'], t)} have no reward: their rewards or verifiers raised, or gave no finite "
-            f"number{_named(t)}. Mend them: a reward that fails is not taken for 0."
+            f"{_share(['not_scored'], t)} have no reward: their rewards or verifiers raised, or"
+            f" gave no finite number{_named(t)}. Mend them: a reward that fails is not taken for 0."
         ),
     ),
     _Cause(
@@ -186,56 +219,73 @@ _CAUSES: tuple[_Cause, ...] = (
     ),
     _Cause(
         _groups_are("groups_too_small"),
-        lambda _: "`hrm-agent history` and `show` say what failed: the environment, a tool, or the graph itself.",
+        lambda _: (
+            "`hrm-agent history` and `show` say what failed: the environment, a tool, or the graph"
+            " itself."
+        ),
     ),
     _Cause(
         _groups_are(GROUPS_FAILED),
         lambda t: (
-            f"In {_share(['failed_by_policy'], t)} the graph raised the same error, whatever the policy "
-            f"wrote{_named(t)}. Mend the graph there; or, where it reads a form that the policy does not know, "
-            "teach it by `train sft`."
+            f"In {_share(['failed_by_policy'], t)} the graph raised the same error, whatever the"
+            f" policy wrote{_named(t)}. Mend the graph there; or, where it reads a form that the"
+            " policy does not know, teach it by `train sft`."
         ),
     ),
     _Cause(
         _mostly("failed_by_policy"),
         lambda t: (
-            f"In {_share(['failed_by_policy'], t)} the graph could not go on from what the policy wrote{_named(t)}. "
-            "Look at some with `show`. Ask for a simpler form, or teach it by `train sft`."
+            f"In {_share(['failed_by_policy'], t)} the graph could not go on from what the policy"
+            f" wrote{_named(t)}. Look at some with `show`. Ask for a simpler form, or teach it by"
+            " `train sft`."
         ),
     ),
     _Cause(
         _mostly("prompt_too_long", "window_full"),
         lambda t: (
-            f"In {_share(['prompt_too_long', 'window_full'], t)} the prompt is longer than the policy's context "
-            f"window{_named(t)}. Shorten what the graph sends, or take a policy with a larger window."
+            f"In {_share(['prompt_too_long', 'window_full'], t)} the prompt is longer than the"
+            f" policy's context window{_named(t)}. Shorten what the graph sends, or take a policy"
+            " with a larger window."
         ),
     ),
     _Cause(
         _mostly("truncated"),
         lambda t: (
-            f"{_share(['truncated'], t)} ended at a limit before they were done. Raise max_tokens, or the graph's "
-            "turns, tokens or seconds (`show` says which limit it was), or teach shorter answers by `train sft`."
+            f"{_share(['truncated'], t)} ended at a limit before they were done. Raise max_tokens,"
+            " or the graph's turns, tokens or seconds (`show` says which limit it was), or teach"
+            " shorter answers by `train sft`."
         ),
     ),
     _Cause(
-        lambda t: _groups_are("groups_without_gradient")(t) and not any(t.of(f"select/{each}") for each in NoGradient),
+        lambda t: (
+            _groups_are("groups_without_gradient")(t)
+            and not any(t.of(f"select/{each}") for each in NoGradient)
+        ),
         lambda _: (
-            "The policy was asked for nothing, or each of its calls failed: `hrm-agent history` and `show` list the "
-            "calls that failed, also those that the graph caught, such as of a prompt that is too long for the policy."
+            "The policy was asked for nothing, or each of its calls failed: `hrm-agent history` and"
+            " `show` list the calls that failed, also those that the graph caught, such as of a"
+            " prompt that is too long for the policy."
         ),
     ),
     _Cause(
         _groups_are("groups_without_gradient"),
         lambda _: (
-            "Sample with temperatures above 0 and top_p 1, also in the options of roles, and from the policy itself."
+            "Sample with temperatures above 0 and top_p 1, also in the options of roles, and from"
+            " the policy itself."
         ),
     ),
     _Cause(
         lambda t: _solved(t) < _FEW,
         lambda _: (
-            "Almost no answer was right: take easier tasks, a better start (`train sft`), or look at some with `show`."
+            "Almost no answer was right: take easier tasks, a better start (`train sft`), or look"
+            " at some with `show`."
         ),
     ),
-    _Cause(lambda t: _solved(t) > 1 - _FEW, lambda _: "Almost every answer was right: take harder tasks."),
+    _Cause(
+        lambda t: _solved(t) > 1 - _FEW,
+        lambda _: "Almost every answer was right: take harder tasks.",
+    ),
 )
-"""In the order in which they are looked for: what was lost says nothing of the policy, so it comes first."""
+"""In the order in which they are looked for: what was lost says nothing of the policy, so it comes
+first.
+"""

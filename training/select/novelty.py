@@ -1,7 +1,8 @@
 """Novelty of a call's output: it is compared with all that was known before the call.
 
-Words and numbers count as known where they stand in this or an earlier snippet of the session, are made of such
-without working anything out (`hrm_agent.training.select.retracing.sessions`), or were shown before.
+Words and numbers count as known where they stand in this or an earlier snippet of the session, are
+made of such without working anything out (`hrm_agent.training.select.retracing.sessions`), or were
+shown before.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Known:
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
 
     def has_plain_news(self, code: str, output: str) -> bool:
-        """True if `code` is arithmetic and `output` a number that is new beyond doubt; both are known from now on.
+        """True if `code` is arithmetic and `output` a number that is new beyond doubt; both are
+        known from now on.
 
         Where it is not so, nothing is said: most calls need not be retraced.
         """
@@ -61,7 +63,12 @@ class Known:
         if number.isdecimal() and len(number) < 30:
             near |= {str(int(number) + 1), str(int(number) - 1)}
         works = len(_OPERATION.findall(code)) > len(_NEUTRAL.findall(code))
-        if not works or number in self._tokens or number in ("0", "1") or not near.isdisjoint(operands):
+        if (
+            not works
+            or number in self._tokens
+            or number in ("0", "1")
+            or not near.isdisjoint(operands)
+        ):
             return False
         self._codes.append(code)
         self._tokens |= operands
@@ -70,7 +77,9 @@ class Known:
         return True
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
-        """True if `output`, of the code that was read last, shows anything; it is known from now on."""
+        """True if `output`, of the code that was read last, shows anything; it is known from now
+        on.
+        """
         output = _ADDRESS.sub("", output).strip()
         tokens = _tokens(output)
         news = output not in self._outputs and self._is_news(
@@ -81,10 +90,18 @@ class Known:
         return news
 
     def _is_spelt(self, token: str) -> bool:
-        """True if it is a word of the letters that stand in texts of the code, however they were put together."""
-        return not token[0].isdigit() and token[0] != "." and (len(token) == 1 or self._letters.issuperset(token))
+        """True if it is a word of the letters that stand in texts of the code, however they were
+        put together.
+        """
+        return (
+            not token[0].isdigit()
+            and token[0] != "."
+            and (len(token) == 1 or self._letters.issuperset(token))
+        )
 
-    def _is_news(self, output: str, tokens: frozenset[str], shown: Iterable[Value], retraced: Retraced | None) -> bool:
+    def _is_news(
+        self, output: str, tokens: frozenset[str], shown: Iterable[Value], retraced: Retraced | None
+    ) -> bool:
         values = list(shown)
         highest = max((value.kind for value in values), default=CALCULATED)
         noise = any(value.is_noise for value in values)
@@ -93,19 +110,31 @@ class Known:
         if retraced is not None and retraced.certain and _is_contradicted(tokens, values):
             return True
         if noise and all(value.is_known or value.is_noise for value in values):
-            above = [value.known for value in values if value.kind > GIVEN and is_plain(value.known)]
+            above = [
+                value.known for value in values if value.kind > GIVEN and is_plain(value.known)
+            ]
             tokens = frozenset[str]().union(*(_tokens(str(known)) for known in above))
-        if highest == READ or any(token not in self._tokens and not self._is_spelt(token) for token in tokens):
+        if highest == READ or any(
+            token not in self._tokens and not self._is_spelt(token) for token in tokens
+        ):
             return True
         if not tokens:
             return highest > GIVEN and not set(output).issubset({"\n", " "}.union(*self._codes))
         long = highest == LONG or (highest == CALCULATED and retraced is not None and retraced.long)
-        return long and any(token.isdecimal() and int(token) < _SMALL for token in tokens if len(token) < 9)
+        return long and any(
+            token.isdecimal() and int(token) < _SMALL for token in tokens if len(token) < 9
+        )
 
 
 def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
-    """True if the record says something else than what was retraced: it is the record that is believed."""
-    if not values or not tokens or not all(value.is_known and is_plain(value.known) for value in values):
+    """True if the record says something else than what was retraced: it is the record that is
+    believed.
+    """
+    if (
+        not values
+        or not tokens
+        or not all(value.is_known and is_plain(value.known) for value in values)
+    ):
         return False
     shown = [_tokens(str(value.known)) | _tokens(repr(value.known)) for value in values]
     return all(shown) and tokens.isdisjoint(frozenset[str]().union(*shown))
@@ -114,7 +143,10 @@ def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
 @lru_cache(maxsize=4096)
 def _tokens(text: str) -> frozenset[str]:
     """Words, without regard to case, and numbers, however they are written."""
-    return frozenset(_number(each) if each[0] in ".0123456789" else each.casefold() for each in _TOKEN.findall(text))
+    return frozenset(
+        _number(each) if each[0] in ".0123456789" else each.casefold()
+        for each in _TOKEN.findall(text)
+    )
 
 
 def _number(text: str) -> str:

@@ -1,59 +1,68 @@
-"""What GRPO-RoC holds against a rollout (rStar2-Agent, arXiv 2508.20722), so counted that padding does not lower it.
+"""What GRPO-RoC holds against a rollout (rStar2-Agent, arXiv 2508.20722), so counted that padding
+does not lower it.
 
     p_err    = 0.5 without a tool call that counts, else failed calls / (failed calls + effective calls)
     p_format = 1 without an <answer> tag,            else min(1, surplus answer tags / turns)
 
-In the paper both are over *all* calls and turns, and a policy lowers them by calls that do nothing. So the calls that
-went well count where they are *effective*:
+In the paper both are over *all* calls and turns, and a policy lowers them by calls that do nothing.
+So the calls that went well count where they are *effective*:
 
-* It is not the same as an earlier call but for wording: comments, whitespace, and the names that the code defines
-  itself do not tell two calls apart (`hrm_agent.training.select.code_facts`); nor is it a call that has failed before. Two
-  sessions are apart: what one solver has run tells another nothing.
-* And what came out of it was not known before, or it set or changed a variable of its session that a later effective
-  call takes. Known are the words and numbers of this and earlier code of the session, what follows from them without
-  working anything out, and what was shown before (`hrm_agent.training.select.novelty`, `hrm_agent.training.select.retracing.sessions`): so
-  `print("hello")` shows nothing, and neither do `if True: print("hello")`, `chr(104) + chr(105)`, `print(n + 1)`, a
-  variable of an earlier call that holds a text, the time, or the version of Python. To give a variable another name, or
-  the value that it has already (`x = x + 0`), changes nothing.
+* It is not the same as an earlier call but for wording: comments, whitespace, and the names that
+  the code defines itself do not tell two calls apart (`hrm_agent.training.select.code_facts`); nor
+  is it a call that has failed before. Two sessions are apart: what one solver has run tells another
+  nothing.
+* And what came out of it was not known before, or it set or changed a variable of its session that
+  a later effective call takes. Known are the words and numbers of this and earlier code of the
+  session, what follows from them without working anything out, and what was shown before
+  (`hrm_agent.training.select.novelty`, `hrm_agent.training.select.retracing.sessions`): so
+  `print("hello")` shows nothing, and neither do `if True: print("hello")`, `chr(104) + chr(105)`,
+  `print(n + 1)`, a variable of an earlier call that holds a text, the time, or the version of
+  Python. To give a variable another name, or the value that it has already (`x = x + 0`), changes
+  nothing.
 
-What a program says only in words of its own (`print("prime")`) is padding by this rule; one that prints a number, or
-`True` that is worked out, is not. What is found out about words or lists of the problem counts though little is worked
-out: `"strawberry".count("r")`.
+What a program says only in words of its own (`print("prime")`) is padding by this rule; one that
+prints a number, or `True` that is worked out, is not. What is found out about words or lists of the
+problem counts though little is worked out: `"strawberry".count("r")`.
 
-A call that failed counts once, however often it was repeated; one whose arguments could not be decoded is a call like
-any other. Calls of other tools than ours for Python are effective if they are distinct. Faults of the infrastructure,
-and calls that were never finished, count on neither side. A turn counts unless all that it did were calls that do not
-count, or that failed in other words before. What other models than the policy said and called does not count. Where no
-call is padding both penalties are those of the paper.
+A call that failed counts once, however often it was repeated; one whose arguments could not be
+decoded is a call like any other. Calls of other tools than ours for Python are effective if they
+are distinct. Faults of the infrastructure, and calls that were never finished, count on neither
+side. A turn counts unless all that it did were calls that do not count, or that failed in other
+words before. What other models than the policy said and called does not count. Where no call is
+padding both penalties are those of the paper.
 
-What this cannot see: a number that is worked out and shown for no purpose, be it of literals (`7 * 19` may be all that
-a rollout needs its tool for), and what functions that are not retraced give (`calendar.isleap(2024)`). Each such call
-has to show a number or a word that neither a call nor an output of the session had before, so that the same few, in
-whatever words, count once. Nor is it seen that a used value is changed and changed back, or that a used object whose
-content is unknown is changed to no purpose. A variable that is taken by way of `eval`, `globals()`, a function of
-another module, or by another model's call counts as not taken. Calls too long to be read count as one. And a small
-program whose result happens to stand in its code (`10 - 5`) counts for nothing.
+What this cannot see: a number that is worked out and shown for no purpose, be it of literals
+(`7 * 19` may be all that a rollout needs its tool for), and what functions that are not retraced
+give (`calendar.isleap(2024)`). Each such call has to show a number or a word that neither a call
+nor an output of the session had before, so that the same few, in whatever words, count once. Nor is
+it seen that a used value is changed and changed back, or that a used object whose content is
+unknown is changed to no purpose. A variable that is taken by way of `eval`, `globals()`, a function
+of another module, or by another model's call counts as not taken. Calls too long to be read count
+as one. And a small program whose result happens to stand in its code (`10 - 5`) counts for nothing.
 
 The penalties of GRPO-RoC role by role, for graphs with several of them.
 
-Over the whole rollout a role with many calls drowns one with few: a solver's one failed call of twenty is hardly seen
-where it was the only call of another one. Here each role, the node that asked, has penalties of its own, and those of
-the rollout are the means over the roles that have them:
+Over the whole rollout a role with many calls drowns one with few: a solver's one failed call of
+twenty is hardly seen where it was the only call of another one. Here each role, the node that
+asked, has penalties of its own, and those of the rollout are the means over the roles that have
+them:
 
-* p_err has each role with tools: one of its calls was offered some, or asked for one. A planner without tools has none,
-  so that the 0.5 of a rollout without a tool call is not held against it. A tool call is the role's that asked for it,
-  whichever node carried it out; one that no call asked for is the role's in whose node it ran.
-* p_format has each role that wrote an answer tag. Which roles are to is not known of a graph: a synthesizer whose
-  problem asks for another format writes none, and rightly, while the solvers before it do. (Where it should have, the
-  answer is not read, and the rollout is a negative, whose penalty nobody looks at.) Where no role wrote one, the tag is
-  asked of the role that ended the rollout, the one of its last call: 1, as over the whole.
+* p_err has each role with tools: one of its calls was offered some, or asked for one. A planner
+  without tools has none, so that the 0.5 of a rollout without a tool call is not held against it. A
+  tool call is the role's that asked for it, whichever node carried it out; one that no call asked
+  for is the role's in whose node it ran.
+* p_format has each role that wrote an answer tag. Which roles are to is not known of a graph: a
+  synthesizer whose problem asks for another format writes none, and rightly, while the solvers
+  before it do. (Where it should have, the answer is not read, and the rollout is a negative, whose
+  penalty nobody looks at.) Where no role wrote one, the tag is asked of the role that ended the
+  rollout, the one of its last call: 1, as over the whole.
 
-What counts is decided over the whole rollout (`count_calls`), for roles may share a session: a variable that one sets
-and another takes was of use, and the same failure counts once, for the role that made it first. So the counts of the
-roles add up to those of the whole.
+What counts is decided over the whole rollout (`count_calls`), for roles may share a session: a
+variable that one sets and another takes was of use, and the same failure counts once, for the role
+that made it first. So the counts of the roles add up to those of the whole.
 
-A rollout in which the policy answers in one role only (the tool loop, a graph whose nodes are not on record) has the
-penalties over the whole.
+A rollout in which the policy answers in one role only (the tool loop, a graph whose nodes are not
+on record) has the penalties over the whole.
 """
 
 from __future__ import annotations
@@ -133,10 +142,16 @@ def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCal
             failed.setdefault(looked.asked, looked)
     known = {looked.form: looked.call for looked in reversed(failed.values())}
     effective = _effective([looked for looked in ended if not looked.failed])
-    good = [looked.call for looked in effective if looked.asked not in failed and looked.form not in known]
+    good = [
+        looked.call
+        for looked in effective
+        if looked.asked not in failed and looked.form not in known
+    ]
     counted = frozenset(call.tool_call_id for call in (*known.values(), *good))
     padding = frozenset(looked.call.tool_call_id for looked in ended) - counted
-    return CountedCalls(tuple(looked.call for looked in failed.values()), tuple(good), padding, counted)
+    return CountedCalls(
+        tuple(looked.call for looked in failed.values()), tuple(good), padding, counted
+    )
 
 
 def error_share(failed: int, effective: int) -> float:
@@ -159,17 +174,26 @@ def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def asked_ids(call: Call) -> list[str]:
-    """`tool_call_id` of each tool call that a model call asked for, or may have by a fenced block."""
-    made = [*(call.response.get("tool_calls") or ()), *(call.response.get("invalid_tool_calls") or ())]
+    """`tool_call_id` of each tool call that a model call asked for,
+    or may have by a fenced block.
+    """
+    made = [
+        *(call.response.get("tool_calls") or ()),
+        *(call.response.get("invalid_tool_calls") or ()),
+    ]
     return [*(str(each.get("id")) for each in made), *block_ids(call.id)]
 
 
 def penalty_format(
-    calls: Sequence[Call], tools: CountedCalls | None = None, policy: str | None = None, role: str | None = None
+    calls: Sequence[Call],
+    tools: CountedCalls | None = None,
+    policy: str | None = None,
+    role: str | None = None,
 ) -> float:
     """1 without an answer tag, else the surplus of answer tags per turn, at most 1.
 
-    `tools`: which tool calls count; None: all. `policy`, `role`: the model and the role whose turns count; None: all.
+    `tools`: which tool calls count; None: all. `policy`, `role`: the model and the role whose turns
+    count; None: all.
     """
     own = {
         call.id
@@ -200,7 +224,11 @@ class _Looked:
     def __init__(self, call: ToolCall, sessions: dict[str, _Session], problem: str) -> None:
         self.call = call
         self.failed = call.status is not None and call.status.is_policy_failure
-        self.session = "" if call.name != python.name else f"{call.identity.thread_id} {scope_of(call.identity)}"
+        self.session = (
+            ""
+            if call.name != python.name
+            else f"{call.identity.thread_id} {scope_of(call.identity)}"
+        )
         """Empty for a call of a tool that has none."""
         self.asked = self.session, call.repeated_of or call.id
         """Equal for calls of one session with the same arguments."""
@@ -214,7 +242,9 @@ class _Looked:
         """Variables that it set to something else, or changed."""
         if code is not None and self.facts is not None and self.facts.form:
             seen = sessions.setdefault(self.session, _Session(problem))
-            self.sets = left = self.facts.sets | self.facts.changes if call.name == python.name else frozenset()
+            self.sets = left = (
+                self.facts.sets | self.facts.changes if call.name == python.name else frozenset()
+            )
             try:
                 self._look(code, self.facts, seen)
             except Exception:  # what a policy wrote must not end its training
@@ -222,7 +252,12 @@ class _Looked:
 
     def _look(self, code: str, facts: CodeFacts, seen: _Session) -> None:
         own, left = self.call.name == python.name, self.sets
-        if not facts.sets and self.output and not self.failed and seen.known.has_plain_news(code, self.output):
+        if (
+            not facts.sets
+            and self.output
+            and not self.failed
+            and seen.known.has_plain_news(code, self.output)
+        ):
             self.news, self.sets = True, frozenset()
             return
         values = seen.values if own else SessionValues(seen.values.problem)
@@ -286,10 +321,16 @@ def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
 
 def _code(call: ToolCall) -> str | None:
     code = call.arguments.get("code") if isinstance(call.arguments, dict) else None
-    return code if isinstance(code, str) and call.name in (python.name, python_stateless.name) else None
+    return (
+        code
+        if isinstance(code, str) and call.name in (python.name, python_stateless.name)
+        else None
+    )
 
 
-def _form(call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool) -> str:
+def _form(
+    call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool
+) -> str:
     """Equal for calls of one session that are the same but for wording."""
     if code is None:
         try:
@@ -331,14 +372,18 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else []
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in blocks)
+    return "".join(
+        block if isinstance(block, str) else str(block.get("text", "")) for block in blocks
+    )
 
 
 _NO_TOOLS = ("", content_hash(()))
 """Of `Call.tools_hash`: not on record, and none offered."""
 
 
-def role_penalties(trajectory: Trajectory, counted: CountedCalls | None = None) -> dict[str, RolePenalty]:
+def role_penalties(
+    trajectory: Trajectory, counted: CountedCalls | None = None
+) -> dict[str, RolePenalty]:
     """By role, in the order of first appearance; empty where the policy answered in fewer than two.
 
     `counted`: the rollout's tool calls, where they have been counted.
@@ -355,24 +400,34 @@ def role_penalties(trajectory: Trajectory, counted: CountedCalls | None = None) 
     def by_role(made: Iterable[ToolCall]) -> Counter[str]:
         return Counter(asked_by.get(tool.tool_call_id) or tool.identity.role for tool in made)
 
-    failed, effective, made = by_role(counted.failed_calls), by_role(counted.effective_calls), by_role(tools)
+    failed, effective, made = (
+        by_role(counted.failed_calls),
+        by_role(counted.effective_calls),
+        by_role(tools),
+    )
     equipped = {call.identity.role for call in calls if _has_tools(call)} | made.keys()
-    answering = {call.identity.role for call in calls if answer_tags(call)} or {calls[-1].identity.role}
+    answering = {call.identity.role for call in calls if answer_tags(call)} or {
+        calls[-1].identity.role
+    }
     return {
         role: RolePenalty(
             failed=failed[role],
             effective=effective[role],
             error=error_share(failed[role], effective[role]) if role in equipped else None,
-            format=penalty_format(trajectory.own_calls, counted, trajectory.policy, role)
-            if role in answering
-            else None,
+            format=(
+                penalty_format(trajectory.own_calls, counted, trajectory.policy, role)
+                if role in answering
+                else None
+            ),
         )
         for role in dict.fromkeys([*roles, *made])
     }
 
 
 def mean_penalties(roles: Iterable[RolePenalty]) -> tuple[float, float]:
-    """(p_err, p_format) of a rollout: the means over the roles that have them; without one, as without a call."""
+    """(p_err, p_format) of a rollout: the means over the roles that have them; without one, as
+    without a call.
+    """
     each = list(roles)
     errors = [role.error for role in each if role.error is not None]
     formats = [role.format for role in each if role.format is not None]

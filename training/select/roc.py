@@ -1,47 +1,57 @@
 """Resample on correct (GRPO-RoC): which rollouts of a group are trained on.
 
-rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives at random, so
-that the ways of failing stay diverse, and half of the positives, preferring those with few tool errors and a clean
-format. An outcome reward alone teaches that a clumsy trajectory is as good as a clean one if both end right; selecting
-the clean ones says otherwise *without touching the reward*, which would invite hacking it.
+rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives
+at random, so that the ways of failing stay diverse, and half of the positives, preferring those
+with few tool errors and a clean format. An outcome reward alone teaches that a clumsy trajectory is
+as good as a clean one if both end right; selecting the clean ones says otherwise *without touching
+the reward*, which would invite hacking it.
 
     p_err    = 0.5 if the rollout called no tool, else failed calls / calls
     p_format = 1 without an <answer> tag,         else min(1, surplus answer tags / turns)
     keep probability of a positive ~ 1 / (p_err + p_format + eps), without replacement
 
-`select` runs one of four algorithms that differ in nothing else, so that an ablation compares like with like: `grpo`
-trains on every rollout, `grpo-roc` as above, and the two others are the controls that the paper lacks. `grpo-random`
-keeps a random G of 2G; it loses the only positive of 16 in half of the draws, and with it the group. `grpo-roc-random`
-keeps as many positives and negatives as `grpo-roc`, with one seed the very same negatives, but draws the positives
-uniformly: what is left between the two is the choice of clean ones.
+`select` runs one of four algorithms that differ in nothing else, so that an ablation compares like
+with like: `grpo` trains on every rollout, `grpo-roc` as above, and the two others are the controls
+that the paper lacks. `grpo-random` keeps a random G of 2G; it loses the only positive of 16 in half
+of the draws, and with it the group. `grpo-roc-random` keeps as many positives and negatives as
+`grpo-roc`, with one seed the very same negatives, but draws the positives uniformly: what is left
+between the two is the choice of clean ones.
 
-Three deviations from the paper and the code released with it, each because of a way to cheat or to lose data:
+Three deviations from the paper and the code released with it, each because of a way to cheat or to
+lose data:
 
-* Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), never the word "error" in a text. Faults of the
-  infrastructure, and calls that were never finished, count neither as calls nor as failures.
-* Calls and turns that do nothing do not count (`hrm_agent.training.select.penalties`): padding must not lower a penalty.
-* Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
-  graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
+* Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), never the word "error" in a text.
+  Faults of the infrastructure, and calls that were never finished, count neither as calls nor as
+  failures.
+* Calls and turns that do nothing do not count (`hrm_agent.training.select.penalties`): padding must
+  not lower a penalty.
+* Surplus answer tags are counted within each conversation. With one conversation this is the
+  paper's answer_tags - 1; a graph in which several solvers answer once each has no surplus. Only
+  the policy's own messages are counted.
 
-For graphs of several roles the penalties can be counted by role (`hrm_agent.training.select.penalties`).
+For graphs of several roles the penalties can be counted by role
+(`hrm_agent.training.select.penalties`).
 
-What is right is the outcome (`correct`); what is maximised is the reward, a rubric's weighted sum where the run has
-one. The quotas go by the outcome, the advantages by the reward.
+What is right is the outcome (`correct`); what is maximised is the reward, a rubric's weighted sum
+where the run has one. The quotas go by the outcome, the advantages by the reward.
 
-Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
-outcome 0 (filtering them made truncation worse), unless the run says otherwise. Rollouts that failed by themselves,
-were aborted, never ended, or lost a tool call to the infrastructure are dropped *before* the quotas, so that a fault of
-a machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole; one of
-which less than the share `min_group` is left is rejected, since the mean and deviation of two that happened to survive
-say nothing of the prompt.
+Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated
+rollouts stay, with outcome 0 (filtering them made truncation worse), unless the run says otherwise.
+Rollouts that failed by themselves, were aborted, never ended, or lost a tool call to the
+infrastructure are dropped *before* the quotas, so that a fault of a machine neither counts as a
+negative nor changes the mean. A group that shrinks below G by this is kept whole; one of which less
+than the share `min_group` is left is rejected, since the mean and deviation of two that happened to
+survive say nothing of the prompt.
 
-A rollout whose graph raised on what the policy wrote (`hrm_agent.runtime.failures` says how that is found) is a
-negative: its reward is 0, or the lowest of its group where that is less, so that nobody gains by writing what cannot be
-read. Where every rollout of a group raised one error at one place, no answer is known that the graph can go on from: it
-is the graph's own doing, or may be, and the group teaches nothing.
+A rollout whose graph raised on what the policy wrote (`hrm_agent.runtime.failures` says how that is
+found) is a negative: its reward is 0, or the lowest of its group where that is less, so that nobody
+gains by writing what cannot be read. Where every rollout of a group raised one error at one place,
+no answer is known that the graph can go on from: it is the graph's own doing, or may be, and the
+group teaches nothing.
 
-The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the order of the list nor
-on ids that contain the time. Hence a permuted group, or one collected again after a crash, is judged alike.
+The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the
+order of the list nor on ids that contain the time. Hence a permuted group, or one collected again
+after a crash, is judged alike.
 """
 
 from __future__ import annotations
@@ -54,7 +64,13 @@ from typing import Literal
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.config.parts import Truncated
-from hrm_agent.training.rollout.eligibility import Why, error_of, failed_by_policy, fault_of, too_small
+from hrm_agent.training.rollout.eligibility import (
+    Why,
+    error_of,
+    failed_by_policy,
+    fault_of,
+    too_small,
+)
 from hrm_agent.training.select.penalties import (
     count_calls,
     mean_penalties,
@@ -63,7 +79,15 @@ from hrm_agent.training.select.penalties import (
     policy_tool_calls,
     role_penalties,
 )
-from hrm_agent.trajectory import DropReason, Overlay, RolePenalty, RunStatus, Trajectory, Verdict, derive_seed
+from hrm_agent.trajectory import (
+    DropReason,
+    Overlay,
+    RolePenalty,
+    RunStatus,
+    Trajectory,
+    Verdict,
+    derive_seed,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -84,21 +108,29 @@ class RocOptions:
     """What the paper leaves open. Raises `ConfigError` for values that make no sense."""
 
     selection: Literal["inverse", "lowest"] = "inverse"
-    """Positives by a draw with inverse weights (the paper), or those with the lowest penalty (the released code)."""
+    """Positives by a draw with inverse weights (the paper), or those with the lowest penalty (the
+    released code).
+    """
     min_negatives: int = 2
-    """Negatives that are kept if there are as many: without them a group of 31 positives has no contrast."""
+    """Negatives that are kept if there are as many: without them a group of 31 positives has no
+    contrast.
+    """
     min_positives: int = 2
     """Positives that are kept if there are as many."""
     eps: float = 1e-6
     """Added to the penalty. So small a value takes positives without penalty before all others."""
     penalties: Literal["whole", "by_role"] = "whole"
-    """Over all calls and turns (the paper), or the means over roles (`hrm_agent.training.select.penalties`)."""
+    """Over all calls and turns (the paper), or the means over roles
+    (`hrm_agent.training.select.penalties`).
+    """
     truncated: Truncated = "wrong"
     """Treatment of rollouts that ended at a limit."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
-            raise ConfigError(f"{self} is no way to select.", "eps is above 0, and the minima are 0 or more.")
+            raise ConfigError(
+                f"{self} is no way to select.", "eps is above 0, and the minima are 0 or more."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +178,18 @@ def select(
     options: RocOptions | None = None,
     min_group: float = 0.0,
 ) -> list[Overlay]:
-    """Judge the rollouts of one group: an `Overlay` for each, in the order of `group`, without advantages.
+    """Judge the rollouts of one group: an `Overlay` for each, in the order of `group`, without
+    advantages.
 
-    `keep` is G; where fewer rollouts can take part, all of them are kept, unless they are less than the share
-    `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
+    `keep` is G; where fewer rollouts can take part, all of them are kept, unless they are less than
+    the share `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
     """
     chosen = _algorithm(algorithm)
     if keep < 2:
-        raise ConfigError(f"{keep} rollouts of a group are to be kept.", "Keep 2 or more: one alone has no contrast.")
+        raise ConfigError(
+            f"{keep} rollouts of a group are to be kept.",
+            "Keep 2 or more: one alone has no contrast.",
+        )
     options = options or RocOptions()
     judged = _with_failures_last([_candidate(trajectory, options) for trajectory in group])
     ordered = sorted(group, key=lambda t: (t.sample_index, t.id))
@@ -183,19 +219,28 @@ def outcome_of(trajectory: Trajectory) -> float:
 
 
 def reward_of(trajectory: Trajectory, truncated: Truncated = "wrong") -> float:
-    """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as the run's key.
+    """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as
+    the run's key.
 
-    0 where the graph could not go on from what the policy wrote; in its group it may be less (`select`).
+    0 where the graph could not go on from what the policy wrote; in its group it may be less
+    (`select`).
     """
     if failed_by_policy(trajectory):
         return 0.0
-    return trajectory.reward if truncated == "keep_reward" else trajectory.rewards.get("reward", outcome_of(trajectory))
+    return (
+        trajectory.reward
+        if truncated == "keep_reward"
+        else trajectory.rewards.get("reward", outcome_of(trajectory))
+    )
 
 
-# --- the algorithms ---------------------------------------------------------------------------------------------------
+# --- the algorithms
+# ---------------------------------------------------------------------------------------------------
 
 
-def _keep_all(candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions) -> Reasons:
+def _keep_all(
+    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
+) -> Reasons:
     del rng, options
     short = f", fewer than the {keep} wanted" if len(candidates) < keep else ""
     return {c.trajectory.id: f"one of all {len(candidates)} rollouts{short}" for c in candidates}
@@ -206,7 +251,10 @@ def _keep_random(
 ) -> Reasons:
     del options
     drawn = rng.sample(candidates, min(keep, len(candidates)))
-    return {c.trajectory.id: f"one of {len(drawn)} drawn at random from {len(candidates)} rollouts" for c in drawn}
+    return {
+        c.trajectory.id: f"one of {len(drawn)} drawn at random from {len(candidates)} rollouts"
+        for c in drawn
+    }
 
 
 def _resample_on_correct(
@@ -222,19 +270,28 @@ def _resample_at_random(
 
 
 def _resample(
-    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions, draw: Draw
+    candidates: Sequence[SelectableRollout],
+    keep: int,
+    rng: random.Random,
+    options: RocOptions,
+    draw: Draw,
 ) -> Reasons:
     """Each side's quota: negatives uniformly, positives by `draw`."""
     if len(candidates) <= keep:
         return _keep_all(candidates, keep, rng, options)
     positives = [c for c in candidates if c.positive]
     negatives = [c for c in candidates if not c.positive]
-    p, z = quotas(len(positives), len(negatives), keep, options.min_positives, options.min_negatives)
+    p, z = quotas(
+        len(positives), len(negatives), keep, options.min_positives, options.min_negatives
+    )
     reasons = {
-        c.trajectory.id: f"one of {z} of {len(negatives)} negatives, drawn uniformly" for c in rng.sample(negatives, z)
+        c.trajectory.id: f"one of {z} of {len(negatives)} negatives, drawn uniformly"
+        for c in rng.sample(negatives, z)
     }
     for c in draw(positives, p, rng, options.eps):
-        reasons[c.trajectory.id] = f"one of {p} of {len(positives)} positives, penalty {c.penalty:.3f}"
+        reasons[c.trajectory.id] = (
+            f"one of {p} of {len(positives)} positives, penalty {c.penalty:.3f}"
+        )
     return reasons
 
 
@@ -252,8 +309,8 @@ def quotas(
 ) -> tuple[int, int]:
     """(positives, negatives) to keep of a group larger than `keep`; their sum is `keep`.
 
-    As in the released code, with two repairs: where both shares round the same way (an odd `keep`) the positives give
-    way, and the minimum of a side is at most half of `keep`.
+    As in the released code, with two repairs: where both shares round the same way (an odd `keep`)
+    the positives give way, and the minimum of a side is at most half of `keep`.
     """
     total = positives + negatives
     least_z = min(min_negatives, negatives, keep // 2)
@@ -270,7 +327,9 @@ def quotas(
 def _inverse(
     positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
 ) -> list[SelectableRollout]:
-    """A draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis' exponential keys."""
+    """A draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis'
+    exponential keys.
+    """
     keys = [-math.log(1.0 - rng.random()) * (c.penalty + eps) for c in positives]
     return [positives[i] for i in sorted(range(len(positives)), key=keys.__getitem__)[:count]]
 
@@ -293,36 +352,52 @@ _SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
 
 
 def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout:
-    counted = count_calls(policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else "")
+    counted = count_calls(
+        policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else ""
+    )
     by_role = role_penalties(trajectory, counted) if options.penalties == "by_role" else {}
     if by_role:
         error, form = mean_penalties(by_role.values())
     else:
-        error, form = counted.error, penalty_format(trajectory.own_calls, counted, trajectory.policy)
+        error, form = (
+            counted.error,
+            penalty_format(trajectory.own_calls, counted, trajectory.policy),
+        )
     reward = reward_of(trajectory, options.truncated)
     return SelectableRollout(trajectory, reward, outcome_of(trajectory), error, form, by_role)
 
 
 def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, SelectableRollout]:
-    """By trajectory id; no other reward of the group is below that of a run that the policy failed."""
+    """By trajectory id; no other reward of the group is below that of a run that the policy
+    failed.
+    """
     able = [c.reward for c in group if fault_of(c.trajectory) is None]
     lowest = min(able, default=0.0)
     return {
-        c.trajectory.id: replace(c, reward=min(c.reward, lowest)) if failed_by_policy(c.trajectory) else c
+        c.trajectory.id: (
+            replace(c, reward=min(c.reward, lowest)) if failed_by_policy(c.trajectory) else c
+        )
         for c in group
     }
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
+# --- verdicts
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | None:
     """Why the whole group teaches nothing; None if it does."""
     if not candidates:
         return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
-    ends = {(c.trajectory.error or "").partition(":")[0] + f" {c.trajectory.error_at}" for c in candidates}
+    ends = {
+        (c.trajectory.error or "").partition(":")[0] + f" {c.trajectory.error_at}"
+        for c in candidates
+    }
     if len(ends) == 1 and all(failed_by_policy(c.trajectory) for c in candidates):
-        said = f"group rejected: all {len(candidates)} rollouts raised {error_of(candidates[0].trajectory, place=True)}"
+        said = (
+            f"group rejected: all {len(candidates)} rollouts raised"
+            f" {error_of(candidates[0].trajectory, place=True)}"
+        )
         return DropReason.RUN_FAILED, said
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
@@ -330,10 +405,15 @@ def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | 
     rewards = {c.reward for c in candidates if c.trajectory.id in kept}
     if len(rewards) > 1:
         return None
-    return DropReason.EQUAL_REWARDS, f"group rejected: the rewards of those drawn are all {rewards.pop():g}"
+    return (
+        DropReason.EQUAL_REWARDS,
+        f"group rejected: the rewards of those drawn are all {rewards.pop():g}",
+    )
 
 
-def _judge(rollout: SelectableRollout, kept: Reasons, rejection: Why | None, run_id: str, step: int) -> Overlay:
+def _judge(
+    rollout: SelectableRollout, kept: Reasons, rejection: Why | None, run_id: str, step: int
+) -> Overlay:
     trajectory = rollout.trajectory
     verdict, drop_reason, reason = _verdict(trajectory, kept, rejection)
     return Overlay(
@@ -351,7 +431,9 @@ def _judge(rollout: SelectableRollout, kept: Reasons, rejection: Why | None, run
     )
 
 
-def _verdict(trajectory: Trajectory, kept: Reasons, rejection: Why | None) -> tuple[Verdict, DropReason | None, str]:
+def _verdict(
+    trajectory: Trajectory, kept: Reasons, rejection: Why | None
+) -> tuple[Verdict, DropReason | None, str]:
     fault = fault_of(trajectory)
     if fault is not None:
         return Verdict.DROPPED, fault[0], f"left out of the selection: {fault[1]}"
@@ -360,4 +442,8 @@ def _verdict(trajectory: Trajectory, kept: Reasons, rejection: Why | None) -> tu
     if trajectory.id in kept:
         return Verdict.KEPT, None, kept[trajectory.id]
     side = "positive" if is_positive(outcome_of(trajectory)) else "negative"
-    return Verdict.DROPPED, DropReason.NOT_DRAWN, f"a {side} that was not among the {len(kept)} drawn"
+    return (
+        Verdict.DROPPED,
+        DropReason.NOT_DRAWN,
+        f"a {side} that was not among the {len(kept)} drawn",
+    )

@@ -1,8 +1,10 @@
-"""What becomes of the rollouts of a step: a verdict for every attempt, group by group, and why a step is empty.
+"""What becomes of the rollouts of a step: a verdict for every attempt, group by group, and why a
+step is empty.
 
-Only the last attempt of a rollout is judged with its group; an earlier one gets a verdict of its own, so that nothing
-is on record without one. A group that was kept and cannot teach anything (none of its calls was sampled from the policy
-as it is: temperature 0, top-p) is rejected like one whose rewards are equal.
+Only the last attempt of a rollout is judged with its group; an earlier one gets a verdict of its
+own, so that nothing is on record without one. A group that was kept and cannot teach anything (none
+of its calls was sampled from the policy as it is: temperature 0, top-p) is rejected like one whose
+rewards are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.metrics import METRICS_FILE, NOT_FINITE, Row, read_metrics
 from hrm_agent.training.rollout.eligibility import Why, fault_of
 from hrm_agent.training.rollout.rollout import Attempts
-from hrm_agent.training.select.diagnosis import GROUPS_FAILED, diagnosis, failure_counts, nothing_got_through, totals_of
+from hrm_agent.training.select.diagnosis import (
+    GROUPS_FAILED,
+    diagnosis,
+    failure_counts,
+    nothing_got_through,
+    totals_of,
+)
 from hrm_agent.training.select.roc import RocOptions, select
 from hrm_agent.training.update.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.update.batch import NoGradient, no_gradient
@@ -57,15 +65,23 @@ _LAST_STEPS = 5
 _LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
 
 
-def judge(rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
-    """A verdict for every attempt of every rollout of a step, group by group, without advantages."""
+def judge(
+    rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig
+) -> list[Overlay]:
+    """A verdict for every attempt of every rollout of a step, group by group,
+    without advantages.
+    """
     groups: dict[str, list[Attempts]] = {}
     for attempts in rollouts:
         groups.setdefault(attempts[-1].group_id, []).append(attempts)
-    return [overlay for group in groups.values() for overlay in judge_group(group, step, run_id, config)]
+    return [
+        overlay for group in groups.values() for overlay in judge_group(group, step, run_id, config)
+    ]
 
 
-def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+def judge_group(
+    group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig
+) -> list[Overlay]:
     """A verdict for every attempt of every rollout of one group, without advantages."""
     options = RocOptions(
         selection=config.select.selection,
@@ -88,10 +104,18 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
             min_group=min_group,
         )
 
-    out = {attempts[-1].id: why for attempts in group if (why := _why_left_out(attempts[-1], step, config))}
+    out = {
+        attempts[-1].id: why
+        for attempts in group
+        if (why := _why_left_out(attempts[-1], step, config))
+    }
     last = [attempts[-1] for attempts in group if attempts[-1].id not in out]
     judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
-    judged += [_left_out(selected([each[-1]])[0], *out[each[-1].id]) for each in group if each[-1].id in out]
+    judged += [
+        _left_out(selected([each[-1]])[0], *out[each[-1].id])
+        for each in group
+        if each[-1].id in out
+    ]
     earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
     return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
 
@@ -99,7 +123,8 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
 def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
     """The overlays; where no call that would be learnt from can be, those of a rejected group.
 
-    A group of greedy rollouts has equal rewards, too; that nothing was sampled is the reason for it.
+    A group of greedy rollouts has equal rewards, too; that nothing was sampled is the reason for
+    it.
     """
     able = [t for t in group if fault_of(t) is None]
     kept = {overlay.trajectory_id for overlay in overlays if _is_kept(overlay)}
@@ -108,11 +133,15 @@ def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> l
     small = any(overlay.drop_reason is DropReason.SMALL_GROUP for overlay in overlays)
     if small or not able or found[None]:
         return overlays
-    calls = ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in found.items() if reason)
+    calls = ", ".join(
+        f"{count} {reason.value.replace('_', ' ')}" for reason, count in found.items() if reason
+    )
     said = {
         "verdict": Verdict.GROUP_REJECTED,
         "drop_reason": DropReason.NO_GRADIENT,
-        "reason": f"group rejected: none of its calls can be trained on ({calls or 'no call was made'})",
+        "reason": (
+            f"group rejected: none of its calls can be trained on ({calls or 'no call was made'})"
+        ),
     }
     ids = {trajectory.id for trajectory in able}
     return [o.model_copy(update=said) if o.trajectory_id in ids else o for o in overlays]
@@ -130,16 +159,25 @@ def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why 
 
 
 def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
-    """What is wrong with a rollout of which a token is of weights further back than the run allows; None if none is.
+    """What is wrong with a rollout of which a token is of weights further back than the run allows;
+    None if none is.
 
     No rollout is begun so early. One on record can be: of a run that allowed more.
     """
     bound = config.rollout.versions_behind
     if not bound or config.source:  # versions of another training's record say nothing
         return None
-    versions = (call.policy_version for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None)
+    versions = (
+        call.policy_version
+        for call in trajectory.own_calls
+        if no_gradient(call, trajectory.policy) is None
+    )
     behind = step - min(versions, default=step)
-    return f"sampled by weights {behind} versions back, more than versions_behind = {bound}" if behind > bound else None
+    return (
+        f"sampled by weights {behind} versions back, more than versions_behind = {bound}"
+        if behind > bound
+        else None
+    )
 
 
 def _left_out(overlay: Overlay, reason: DropReason, why: str) -> Overlay:
@@ -148,31 +186,45 @@ def _left_out(overlay: Overlay, reason: DropReason, why: str) -> Overlay:
 
 
 def credited_overlays(
-    rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig, beside: Sequence[Overlay] = ()
+    rollouts: Sequence[Trajectory],
+    judged: Sequence[Overlay],
+    config: GrpoConfig,
+    beside: Sequence[Overlay] = (),
 ) -> list[Overlay]:
     """The overlays of a step with advantages, and the weight of each call.
 
-    `beside`: further ones of the step, which have theirs already; estimators that look at a whole step see them, too.
+    `beside`: further ones of the step, which have theirs already; estimators that look at a whole
+    step see them, too.
     """
     loss = config.loss
     overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
-    credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)
+    credit = credit_by_name(
+        loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles
+    )
     return credited(rollouts, overlays, credit)
 
 
 def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
-    return overlay.model_copy(update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"})
+    return overlay.model_copy(
+        update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"}
+    )
 
 
 def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
-    """Numbers of rollouts that were run again, failed or lost, and of groups left out, by reason."""
+    """Numbers of rollouts that were run again, failed or lost, and of groups left out,
+    by reason.
+    """
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
     groups = _rejected(last)
     return {
         "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
-        "rollout/lost": float(sum(overlay.drop_reason in _LOST for overlay in last if _is_dropped(overlay))),
-        "select/truncated": float(sum(overlay.drop_reason is DropReason.TRUNCATED for overlay in last)),
+        "rollout/lost": float(
+            sum(overlay.drop_reason in _LOST for overlay in last if _is_dropped(overlay))
+        ),
+        "select/truncated": float(
+            sum(overlay.drop_reason is DropReason.TRUNCATED for overlay in last)
+        ),
         **failure_counts([attempts[-1] for attempts in rollouts]),
         **{f"select/{name}": float(groups[reason]) for reason, name in _GROUPS.items()},
     }
@@ -183,7 +235,9 @@ def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
     groups: dict[str, list[Overlay]] = {}
     for overlay in overlays:
         groups.setdefault(overlay.group_id, []).append(overlay)
-    return Counter(_why_rejected(group) for group in groups.values() if not any(map(_is_kept, group)))
+    return Counter(
+        _why_rejected(group) for group in groups.values() if not any(map(_is_kept, group))
+    )
 
 
 def _is_dropped(overlay: Overlay) -> bool:
@@ -196,25 +250,35 @@ def _is_kept(overlay: Overlay) -> bool:
 
 def _why_rejected(group: Sequence[Overlay]) -> DropReason:
     """Of a group whose rollouts were all lost, that it is too small."""
-    reasons = (overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED)
+    reasons = (
+        overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED
+    )
     return next(filter(None, reasons), DropReason.SMALL_GROUP)
 
 
 def explained(update: Row, metrics: Mapping[str, float]) -> Row:
-    """The metrics of an update; where nothing was to be trained, `skipped` says why nothing was kept."""
+    """The metrics of an update; where nothing was to be trained, `skipped` says why nothing was
+    kept.
+    """
     if update["skipped"] != NOTHING_TO_TRAIN:
         return update
     return {**update, "skipped": f"{NOTHING_TO_TRAIN}: {why_nothing_is_kept(metrics)}"}
 
 
 def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
-    """Of a step, or of several whose metrics were added up: `14 of 16 groups have equal rewards, 2 of 16 ...`."""
+    """Of a step, or of several whose metrics were added up:
+    `14 of 16 groups have equal rewards, 2 of 16 ...`.
+    """
     counts = {reason: int(metrics.get(f"select/{name}") or 0) for reason, name in _GROUPS.items()}
     total = sum(counts.values())
-    parts = [f"{count} of {total} groups {_WORDS[reason]}" for reason, count in counts.items() if count]
+    parts = [
+        f"{count} of {total} groups {_WORDS[reason]}" for reason, count in counts.items() if count
+    ]
     if counts[DropReason.NO_GRADIENT]:
         calls = {reason: int(metrics.get(f"select/{reason.value}") or 0) for reason in NoGradient}
-        shown = [f"{count} {reason.value.replace('_', ' ')}" for reason, count in calls.items() if count]
+        shown = [
+            f"{count} {reason.value.replace('_', ' ')}" for reason, count in calls.items() if count
+        ]
         parts[-1] += f" ({', '.join(shown) or 'no call was made'})"
     return ", ".join(parts) or "there was no rollout"
 
@@ -222,28 +286,39 @@ def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
 def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
     """What a run lacked of which no step changed the weights, and what may help.
 
-    None if one did, or if there are no rows, which is not to know. Those of an earlier version do not say why.
+    None if one did, or if there are no rows, which is not to know. Those of an earlier version do
+    not say why.
     """
     if not rows or any(row["stepped"] for row in rows):
         return None
     if any(row.get("skipped") == NOT_FINITE for row in rows):
         return f"Nothing was learnt: {NOT_FINITE}. Lower learning_rate, and look at the rewards."
     if any(row.get("skipped") == ALL_STALE for row in rows):
-        return f"Nothing was learnt: {ALL_STALE}. Raise max_staleness, or sample with newer weights."
+        return (
+            f"Nothing was learnt: {ALL_STALE}. Raise max_staleness, or sample with newer weights."
+        )
     totals = totals_of(rows)
     steps = f"{len(rows)} step{'s' * (len(rows) != 1)}"
     if not totals.counts.keys() & {f"select/{name}" for name in _GROUPS.values()}:
-        return f"Nothing was learnt in {steps}. An earlier version took them, which did not record why."
-    return f"Nothing was learnt in {steps}: {why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
+        return (
+            f"Nothing was learnt in {steps}. An earlier version took them, which did not record"
+            " why."
+        )
+    return (
+        f"Nothing was learnt in {steps}: {why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
+    )
 
 
 def when_learning_stopped(rows: Sequence[Row]) -> str | None:
-    """From which step on almost no group taught anything, and what may help; None if that did not happen.
+    """From which step on almost no group taught anything, and what may help; None if that did not
+    happen.
 
     The last steps count, if there are `_LAST_STEPS` or more of them: a single one may be bad luck.
     """
     rejected = [row.get("select/groups_rejected") for row in rows]
-    idle = list(takewhile(lambda share: share is not None and share >= _MOST_GROUPS, reversed(rejected)))
+    idle = list(
+        takewhile(lambda share: share is not None and share >= _MOST_GROUPS, reversed(rejected))
+    )
     if len(idle) < _LAST_STEPS or len(idle) == len(rows):
         return None
     last = rows[-len(idle) :]
@@ -257,14 +332,18 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
 
 
 def refuse_hopeless(row: Row, folder: Path) -> None:
-    """Raise `RunError` where no rollout of a run has got through yet: each further step would come to the same."""
+    """Raise `RunError` where no rollout of a run has got through yet: each further step would come
+    to the same.
+    """
     if not nothing_got_through(totals_of([row])):
         return
     totals = totals_of(read_metrics(folder / METRICS_FILE))
     if nothing_got_through(totals):
         raise RunError(
-            f"No rollout of {totals.steps} step{'s' * (totals.steps != 1)} got through. {diagnosis(totals)}",
-            f"`hrm-agent history --store {folder}` lists them; `hrm-agent resume {folder}` goes on with the next step.",
+            f"No rollout of {totals.steps} step{'s' * (totals.steps != 1)} got through."
+            f" {diagnosis(totals)}",
+            f"`hrm-agent history --store {folder}` lists them; `hrm-agent resume {folder}` goes on"
+            " with the next step.",
         )
 
 

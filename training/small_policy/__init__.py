@@ -1,1 +1,3 @@
-"""A small, real policy that the project builds itself: architecture, tokenizer, chat template, demonstrations."""
+"""A small, real policy that the project builds itself: architecture, tokenizer, chat template,
+demonstrations.
+"""

@@ -1,10 +1,12 @@
-"""Rebuild the policies that the package ships: a cold start, what GRPO-RoC makes of it, and a cold start of the roles.
+"""Rebuild the policies that the package ships: a cold start, what GRPO-RoC makes of it, and a cold
+start of the roles.
 
     python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only NAME]
     python -m hrm_agent.training.small_policy --check
 
-Each is measured on held-out problems through the graphs, the engine and the sandbox, and the figures go to its card.
-With `--check` nothing is built: it says whether the policies in the folder are what would be built now.
+Each is measured on held-out problems through the graphs, the engine and the sandbox, and the
+figures go to its card. With `--check` nothing is built: it says whether the policies in the folder
+are what would be built now.
 """
 
 from __future__ import annotations
@@ -21,8 +23,17 @@ from hrm_agent.training.config.fitted import decided
 from hrm_agent.training.small_policy.cards import figures_text, roles_text, spread_text
 from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 from hrm_agent.training.small_policy.figures import Figures, measure, measure_roles
-from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, roles_inputs, stale, trained_inputs
-from hrm_agent.training.small_policy.roles_cold_start import ROLES_COLD_START, build_roles_cold_start
+from hrm_agent.training.small_policy.inputs import (
+    Inputs,
+    cold_start_inputs,
+    roles_inputs,
+    stale,
+    trained_inputs,
+)
+from hrm_agent.training.small_policy.roles_cold_start import (
+    ROLES_COLD_START,
+    build_roles_cold_start,
+)
 from hrm_agent.training.small_policy.trained import REINFORCEMENT, build_trained
 
 __all__ = ["main"]
@@ -36,11 +47,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m hrm_agent.training.small_policy", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, default=Path(hrm_agent.models.__file__).parent / "builtin")
-    parser.add_argument("--runs", type=Path, default=Path("runs/small-policy"), help="where the runs are recorded")
+    parser.add_argument(
+        "--out", type=Path, default=Path(hrm_agent.models.__file__).parent / "builtin"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/small-policy"), help="where the runs are recorded"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=NAMES, help="build one of them")
-    parser.add_argument("--check", action="store_true", help="only say whether those in the folder are up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether those in the folder are up to date"
+    )
     options = parser.parse_args(arguments)
     if options.check:
         _check(options.out, options.seed)
@@ -54,7 +71,11 @@ def build(out: Path, runs: Path, seed: int = 0, only: str | None = None) -> None
     runs.mkdir(parents=True, exist_ok=True)
     inputs = cold_start_inputs(seed)
     if only in (None, "cold-start"):
-        seconds = _timed(lambda: build_cold_start(cold, seed, _teller(decided(COLD_START.steps, "steps"), "loss")))
+        seconds = _timed(
+            lambda: build_cold_start(
+                cold, seed, _teller(decided(COLD_START.steps, "steps"), "loss")
+            )
+        )
         _finish(cold, runs, inputs, seconds)
     if only in (None, "trained"):
         tell = _teller(REINFORCEMENT.steps, "rollout/correct")
@@ -70,18 +91,26 @@ def _check(out: Path, seed: int) -> None:
     old = stale(out, seed)
     for name in NAMES:
         sys.stdout.write(
-            f"{name}: {'not what would be built now: run `make policy`' if name in old else 'up to date'}\n"
+            f"{name}:"
+            f" {'not what would be built now: run `make policy`' if name in old else 'up to date'}\n"
         )
     sys.exit(1 if old else 0)
 
 
 def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
-    """Measure a policy; its card gets its figures, those of other seeds, and what it was made from."""
+    """Measure a policy; its card gets its figures, those of other seeds,
+    and what it was made from.
+    """
     began = time.perf_counter()
     found, text = _measured(policy, runs / f"eval-{policy.name}")
     measuring = time.perf_counter() - began
-    told = {"figures": {name: figures.rounded() for name, figures in found.items()}, "seconds": seconds}
-    (runs / f"{policy.name}.json").write_text(json.dumps({**told, "measuring_seconds": measuring}), encoding="utf-8")
+    told = {
+        "figures": {name: figures.rounded() for name, figures in found.items()},
+        "seconds": seconds,
+    }
+    (runs / f"{policy.name}.json").write_text(
+        json.dumps({**told, "measuring_seconds": measuring}), encoding="utf-8"
+    )
     with (policy / "README.md").open("a", encoding="utf-8") as card:
         card.write(f"{text}{spread_text(policy.name, inputs)}\n{inputs}\n")
     sys.stderr.write(text)

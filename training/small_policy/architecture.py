@@ -1,14 +1,15 @@
 """The small policy's network: a Qwen3 causal language model of under a million parameters.
 
-A stock architecture, so that everything that loads a Hugging Face model (transformers, vLLM, an engine of one's own)
-loads this one. Two layers, because what the tasks ask for is copying numbers digit by digit: one layer sees what came
-before a digit, the next finds the place where that came before. With a third layer copying set in later, after as many
-demonstrations, and each cost half as much again. Embeddings are tied, dropout is nil, weights are float32: a CPU gains
-nothing from less.
+A stock architecture, so that everything that loads a Hugging Face model (transformers, vLLM, an
+engine of one's own) loads this one. Two layers, because what the tasks ask for is copying numbers
+digit by digit: one layer sees what came before a digit, the next finds the place where that came
+before. With a third layer copying set in later, after as many demonstrations, and each cost half as
+much again. Embeddings are tied, dropout is nil, weights are float32: a CPU gains nothing from less.
 
-Two things bring copying forward. Rotary positions turn fast (base 100, not 10,000): to tell a neighbour from the one
-after it is what the first layer has to learn, and no episode is longer than a few hundred tokens. And attention begins
-softer than Qwen3's, so that the first steps look everywhere.
+Two things bring copying forward. Rotary positions turn fast (base 100, not 10,000): to tell a
+neighbour from the one after it is what the first layer has to learn, and no episode is longer than
+a few hundred tokens. And attention begins softer than Qwen3's, so that the first steps look
+everywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ SMALL_DEFAULTS = OwnDefaults(
         warmup_steps=30,
     ),
 )
-"""Defaults that suit half a million weights that began from nothing; they would ruin a pretrained model."""
+"""Defaults that suit half a million weights that began from nothing; they would ruin a pretrained
+model.
+"""
 ROTARY_BASE = 100.0
 SHARPNESS = 0.7
 """Of attention at first: the weights that scale normalised queries and keys (Qwen3: 1)."""

@@ -1,7 +1,8 @@
 """The cold start: from nothing to a policy that holds both conversation forms, in minutes on a CPU.
 
-Demonstrations, tokenizer, fresh weights and their training are a function of one seed. What comes out is sloppy in the
-tool loop by construction (`hrm_agent.training.small_policy.traces`): the point that reinforcement learning starts from.
+Demonstrations, tokenizer, fresh weights and their training are a function of one seed. What comes
+out is sloppy in the tool loop by construction (`hrm_agent.training.small_policy.traces`): the point
+that reinforcement learning starts from.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from hrm_agent.training.config.commands import SftConfig
 from hrm_agent.training.config.fitted import conversations_taken
 from hrm_agent.training.sft import Conversation, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
-from hrm_agent.training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
+from hrm_agent.training.small_policy.tokenizer import (
+    CHAT_TEMPLATE,
+    CONTROL_TOKENS,
+    TAGS,
+    train_tokenizer,
+)
 from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations
 
 __all__ = ["COLD_START", "VOCABULARY", "answer_text", "build_cold_start", "build_tokenizer"]
@@ -42,7 +48,9 @@ COLD_START = SftConfig(
     average=0.99,
     micro_batch_tokens=1024,
 )
-"""The recipe; its seed is replaced by the caller's. Micro-batches of 1,024 tokens hardly pad, and stay in the cache."""
+"""The recipe; its seed is replaced by the caller's. Micro-batches of 1,024 tokens hardly pad, and
+stay in the cache.
+"""
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 _MARKS = re.compile("|".join(map(re.escape, (*CONTROL_TOKENS, *TAGS))))
@@ -56,7 +64,8 @@ def build_cold_start(
 ) -> dict[str, float]:
     """Train a policy from nothing and save it to `out_dir`. Returns the figures of the model card.
 
-    `progress` is called with each step's row. One thread is fastest on a busy machine (`OMP_NUM_THREADS=1`).
+    `progress` is called with each step's row. One thread is fastest on a busy machine
+    (`OMP_NUM_THREADS=1`).
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     config = config.model_copy(update={"seed": seed})
@@ -78,17 +87,23 @@ def build_cold_start(
 
 
 def build_tokenizer(lessons: Sequence[Conversation]) -> PreTrainedTokenizerFast:
-    """A tokenizer for the texts of these conversations, as a prompt of the chat template contains them."""
+    """A tokenizer for the texts of these conversations, as a prompt of the chat template contains
+    them.
+    """
     return train_tokenizer(_texts(lessons), VOCABULARY)
 
 
 def answer_text(message: AIMessage) -> str:
     """An AI message as the policy would have written it: its text, then its tool calls."""
-    return message.text + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
+    return message.text + "".join(
+        tool_call_text(call["name"], call["args"]) for call in message.tool_calls
+    )
 
 
 def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
-    """What stands between tags and control tokens. In prompts a tag is plain text, in answers it is a tag."""
+    """What stands between tags and control tokens. In prompts a tag is plain text, in answers it is
+    a tag.
+    """
     for lesson in lessons:
         yield from _CONTROLS.split(_prompt(lesson))
         for message in lesson.messages[2:]:

@@ -1,8 +1,10 @@
-"""Which faults of `hrm_agent.training.small_policy.role_faults` a recorded run of the hierarchical graph has in it.
+"""Which faults of `hrm_agent.training.small_policy.role_faults` a recorded run of the hierarchical
+graph has in it.
 
-Told from the record alone: a plan against the subgoals of the problem's template, a solver's calls and value, a verdict
-against the results that the critic was shown, the final text against what a verifier reads. The table of roles that
-`hrm-agent eval` prints cannot say this, for it knows no right plan.
+Told from the record alone: a plan against the subgoals of the problem's template, a solver's calls
+and value, a verdict against the results that the critic was shown, the final text against what a
+verifier reads. The table of roles that `hrm-agent eval` prints cannot say this, for it knows no
+right plan.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ def _runs(trajectory: Trajectory) -> list[list[Call]]:
     """The calls of each run of a role, in their order."""
     runs: dict[str, list[Call]] = {}
     for call in trajectory.own_calls:
-        task = next((part.task_id for part in namespace_parts(call.identity.checkpoint_ns)), call.identity.task_id)
+        task = next(
+            (part.task_id for part in namespace_parts(call.identity.checkpoint_ns)),
+            call.identity.task_id,
+        )
         runs.setdefault(task, []).append(call)
     return list(runs.values())
 

@@ -1,4 +1,6 @@
-"""What a policy does on held-out problems: in the tool loop, and in the roles of the hierarchical graph."""
+"""What a policy does on held-out problems: in the tool loop, and in the roles of the hierarchical
+graph.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["EVAL_SEED", "GRAPHS", "Figures", "RoleFigures", "measure", "measure_
 EVAL_SEED = 1
 GRAPHS = ("tool_loop", "reasoning")
 SAMPLES = 4
-"""Rollouts of the tool loop on each problem: a standard error of 0.016 makes two cold starts comparable."""
+"""Rollouts of the tool loop on each problem: a standard error of 0.016 makes two cold starts
+comparable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,9 @@ class RoleFigures:
 
 def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
     """By graph, on the same problems for every policy."""
-    roles = CollectConfig(policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED)
+    roles = CollectConfig(
+        policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED
+    )
     configs = (_tool_loop(policy, SAMPLES), roles)
     return {config.graph: _figures(config, _runs(config, run / config.graph)) for config in configs}
 
@@ -68,8 +74,13 @@ def measure_roles(policy: Path | str, run: Path, samples: int = SAMPLES) -> Role
     sampled = CollectConfig(policy=str(policy), count=256, graph="reasoning", seed=EVAL_SEED)
     greedy = sampled.model_copy(update={"temperature": 0.0})
     runs = _runs(sampled, run / "reasoning")
-    by_graph = {"tool_loop": _figures(loop, _runs(loop, run / "tool_loop")), "reasoning": _figures(sampled, runs)}
-    return RoleFigures(by_graph, _figures(greedy, _runs(greedy, run / "greedy")), fault_shares(runs))
+    by_graph = {
+        "tool_loop": _figures(loop, _runs(loop, run / "tool_loop")),
+        "reasoning": _figures(sampled, runs),
+    }
+    return RoleFigures(
+        by_graph, _figures(greedy, _runs(greedy, run / "greedy")), fault_shares(runs)
+    )
 
 
 def _tool_loop(policy: Path | str, samples: int) -> CollectConfig:
@@ -83,4 +94,10 @@ def _runs(config: CollectConfig, run: Path) -> list[Trajectory]:
 def _figures(config: CollectConfig, runs: list[Trajectory]) -> Figures:
     found: Evaluation = evaluate(runs)
     temperature = 1.0 if config.temperature is None else config.temperature
-    return Figures(temperature, found.trajectories, found.pass_at_1, found.interval, found.correct_with_tool_error)
+    return Figures(
+        temperature,
+        found.trajectories,
+        found.pass_at_1,
+        found.interval,
+        found.correct_with_tool_error,
+    )

@@ -1,13 +1,16 @@
-"""Lessons in form alone, as the cold start of rStar2-Agent has them: nothing in them reasons about the tasks to come.
+"""Lessons in form alone, as the cold start of rStar2-Agent has them: nothing in them reasons about
+the tasks to come.
 
     python -m hrm_agent.training.small_policy.format_lessons LESSONS.jsonl [--count 8000] [--seed 0] [--fresh FOLDER]
     hrm-agent train sft LESSONS.jsonl --config configs/format-cold-start.toml --policy FOLDER --out runs/forms
 
-The paper's mixture (arXiv 2508.20722, section 5): instructions in general, calls of a tool, conversations in the form
-that is wanted later. Here the instructions are about words, the tool runs an expression that the request spells out,
-and the roles of the hierarchical graph split, compute, accept and report what the request lists itself. How a problem
-in words becomes an expression stands in none of them: that is left to reinforcement learning, or to what a pretrained
-model knows. `--fresh` writes a policy with fresh weights and a tokenizer of these lessons, to start from nothing.
+The paper's mixture (arXiv 2508.20722, section 5): instructions in general, calls of a tool,
+conversations in the form that is wanted later. Here the instructions are about words, the tool runs
+an expression that the request spells out, and the roles of the hierarchical graph split, compute,
+accept and report what the request lists itself. How a problem in words becomes an expression stands
+in none of them: that is left to reinforcement learning, or to what a pretrained model knows.
+`--fresh` writes a policy with fresh weights and a tokenizer of these lessons, to start from
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_openai_messages,
+)
 
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
@@ -37,7 +46,13 @@ from hrm_agent.training.sft import Conversation
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import build_tokenizer
 from hrm_agent.training.small_policy.snippets import tool_text
-from hrm_agent.training.small_policy.traces import FAILED, PYTHON_TOOL, answer_turn, missing_hint, tool_turns
+from hrm_agent.training.small_policy.traces import (
+    FAILED,
+    PYTHON_TOOL,
+    answer_turn,
+    missing_hint,
+    tool_turns,
+)
 from hrm_agent.training.tasks.word_problems import PlanStep
 from hrm_agent.trajectory import derive_seed
 
@@ -71,7 +86,9 @@ def write_lessons(lessons: Sequence[Conversation], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         for lesson in lessons:
             row: dict[str, Any] = {"messages": convert_to_openai_messages(list(lesson.messages))}
-            file.write(json.dumps(row | ({"tools": list(lesson.tools)} if lesson.tools else {})) + "\n")
+            file.write(
+                json.dumps(row | ({"tools": list(lesson.tools)} if lesson.tools else {})) + "\n"
+            )
 
 
 def _instruction(rng: random.Random) -> Conversation:
@@ -93,7 +110,10 @@ def _instruction(rng: random.Random) -> Conversation:
 def _tool(rng: random.Random) -> Conversation:
     code = _expression(rng)
     asked = rng.choice((f"Run this with python: {code}", f"What does python say to {code} ?"))
-    turns = [*tool_turns("I run it.", code), answer_turn("That is what it says.", tool_text(code).strip())]
+    turns = [
+        *tool_turns("I run it.", code),
+        answer_turn("That is what it says.", tool_text(code).strip()),
+    ]
     return _with_tool(TOOL_LOOP_PROMPT, asked, turns)
 
 
@@ -124,7 +144,9 @@ def _role(kind: str, rng: random.Random) -> Conversation:
 
 def _expression(rng: random.Random) -> str:
     a, b, c = (rng.randint(2, 99) for _ in range(3))
-    return rng.choice((f"{a} + {b}", f"{a} * {b}", f"{a} - {b}", f"({a} + {b}) * {c}", f"{a} * {b} - {c}"))
+    return rng.choice(
+        (f"{a} + {b}", f"{a} * {b}", f"{a} - {b}", f"({a} + {b}) * {c}", f"{a} * {b} - {c}")
+    )
 
 
 def _told(prompt: str, request: str, answer: str) -> Conversation:
@@ -137,11 +159,15 @@ def _with_tool(prompt: str, request: str, turns: Sequence[BaseMessage]) -> Conve
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="JSONL file to write")
     parser.add_argument("--count", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fresh", type=Path, metavar="FOLDER", help="write a policy with fresh weights here")
+    parser.add_argument(
+        "--fresh", type=Path, metavar="FOLDER", help="write a policy with fresh weights here"
+    )
     options = parser.parse_args()
     lessons = list(format_lessons(options.seed, options.count))
     write_lessons(lessons, options.out)

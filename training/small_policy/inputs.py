@@ -1,12 +1,13 @@
 """What the shipped weights are made from, in a few figures that stand in their cards.
 
-They say when the policies have to be built again, so they are taken from what the sources *make*, not from the sources:
-a module that is renamed or tidied changes nothing here. A digest covers what is the same to the byte everywhere: the
-tokens of the first demonstrations (with them the problems, the prompts, the chat template, the tokenizer and the codec)
-and the recipe's figures. What is computed in floats is rehearsed: a few steps in miniature, whose losses and change of
-weights come out alike on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16), and otherwise if
-initialisation, optimiser, sampling, graph, verifier, selection or loss have changed. Versions of libraries are left out
-for the same reason: what they change is seen in what they compute.
+They say when the policies have to be built again, so they are taken from what the sources *make*,
+not from the sources: a module that is renamed or tidied changes nothing here. A digest covers what
+is the same to the byte everywhere: the tokens of the first demonstrations (with them the problems,
+the prompts, the chat template, the tokenizer and the codec) and the recipe's figures. What is
+computed in floats is rehearsed: a few steps in miniature, whose losses and change of weights come
+out alike on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16), and otherwise if
+initialisation, optimiser, sampling, graph, verifier, selection or loss have changed. Versions of
+libraries are left out for the same reason: what they change is seen in what they compute.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ from hrm_agent.training.small_policy.roles_cold_start import (
 from hrm_agent.training.small_policy.traces import demonstrations
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
-__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "roles_inputs", "stale", "trained_digest", "trained_inputs"]
+__all__ = [
+    "Inputs",
+    "cold_start_inputs",
+    "inputs_of_card",
+    "roles_inputs",
+    "stale",
+    "trained_digest",
+    "trained_inputs",
+]
 
 TOLERANCE = 9e-5
 """Relative difference of two rehearsals that are the same but for rounding."""
@@ -55,7 +64,9 @@ RL_KEYS = (
     "oversampling", "learning_rate", "warmup_steps", "cooldown", "weight_decay", "max_grad_norm",
     "clip_low", "clip_high", "temperature",
 )  # fmt: skip
-"""By name, so that an option that is added, and does nothing unless it is set, makes no weights stale."""
+"""By name, so that an option that is added, and does nothing unless it is set, makes no weights
+stale.
+"""
 
 ROLE_LESSONS = 2000
 """Demonstrations of the roles whose tokens the digest covers."""
@@ -68,12 +79,19 @@ class Inputs:
     """What one of the policies is made from."""
 
     digest: str
-    """16 hex digits over what is the same to the byte on every machine: tokens and the recipe's figures."""
+    """16 hex digits over what is the same to the byte on every machine: tokens and the recipe's
+    figures.
+    """
     rehearsal: tuple[float, ...]
-    """Losses, or tokens and gradient norms, of a few steps; then the length of the weights' change."""
+    """Losses, or tokens and gradient norms, of a few steps;
+    then the length of the weights' change.
+    """
 
     def __str__(self) -> str:
-        return f"Inputs: `{self.digest}`, rehearsal {' '.join(f'{figure:.6g}' for figure in self.rehearsal)}"
+        return (
+            f"Inputs: `{self.digest}`, rehearsal"
+            f" {' '.join(f'{figure:.6g}' for figure in self.rehearsal)}"
+        )
 
     def agree_with(self, others: Inputs) -> bool:
         """Whether both make the same weights but for rounding."""
@@ -94,7 +112,9 @@ def inputs_of_card(card: str) -> Inputs | None:
 
 
 def stale(builtin: Path, seed: int = 0) -> list[str]:
-    """Of the policies in a folder, those that are missing, or would come out otherwise if they were built now."""
+    """Of the policies in a folder, those that are missing, or would come out otherwise if they were
+    built now.
+    """
     cold = cold_start_inputs(seed)
     if not _agrees(builtin / "cold-start", cold):
         return ["cold-start", "roles-cold-start", "trained"]
@@ -102,7 +122,8 @@ def stale(builtin: Path, seed: int = 0) -> list[str]:
     return [
         name
         for name, inputs in made_of.items()
-        if not (builtin / name).exists() or not _agrees(builtin / name, inputs(builtin / "cold-start", cold, seed))
+        if not (builtin / name).exists()
+        or not _agrees(builtin / name, inputs(builtin / "cold-start", cold, seed))
     ]
 
 
@@ -117,27 +138,47 @@ def cold_start_inputs(seed: int = 0) -> Inputs:
     lessons = list(demonstrations("train", seed, TOKENIZER_TEXTS))
     tokenizer = build_tokenizer(lessons)
     codec = ChatTemplateCodec(tokenizer)
-    tokens = [[example.token_ids, example.mask] for lesson in lessons for example in tokenize(lesson, codec)]
+    tokens = [
+        [example.token_ids, example.mask]
+        for lesson in lessons
+        for example in tokenize(lesson, codec)
+    ]
     digest = _digest(seed, tokens, _figures(COLD_START))
     model = new_model(tokenizer, seed)
     before = _weights(model)
-    short = COLD_START.model_copy(update={"steps": 4, "batch_size": 8, "warmup_steps": 1, "seed": seed})
+    short = COLD_START.model_copy(
+        update={"steps": 4, "batch_size": 8, "warmup_steps": 1, "seed": seed}
+    )
     rows = train_sft(model, codec, lessons[:32], short)
     return Inputs(digest, (*(row["loss"] for row in rows), _change(before, _weights(model))))
 
 
 def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
-    """Some seconds: two steps of each part of the fine-tuning on the roles, from the cold start in `cold`."""
-    parts = [(LOOKING, looking_lessons(seed, ROLE_LESSONS)), (ROLES_COLD_START, erring_lessons(seed, ROLE_LESSONS))]
+    """Some seconds: two steps of each part of the fine-tuning on the roles, from the cold start in
+    `cold`.
+    """
+    parts = [
+        (LOOKING, looking_lessons(seed, ROLE_LESSONS)),
+        (ROLES_COLD_START, erring_lessons(seed, ROLE_LESSONS)),
+    ]
     codec = ChatTemplateCodec(AutoTokenizer.from_pretrained(cold))
-    tokens = [[e.token_ids, e.mask] for _, lessons in parts for lesson in lessons for e in tokenize(lesson, codec)]
+    tokens = [
+        [e.token_ids, e.mask]
+        for _, lessons in parts
+        for lesson in lessons
+        for e in tokenize(lesson, codec)
+    ]
     recipe = [_figures(config) for config, _ in parts]
     model = _load(cold)
     before, losses = _weights(model), list[float]()
     for config, lessons in parts:
-        short = config.model_copy(update={"steps": 2, "batch_size": 8, "warmup_steps": 1, "seed": seed})
+        short = config.model_copy(
+            update={"steps": 2, "batch_size": 8, "warmup_steps": 1, "seed": seed}
+        )
         losses += [row["loss"] for row in train_sft(model, codec, lessons[:16], short)]
-    return Inputs(_digest(seed, made_from.digest, tokens, recipe), (*losses, _change(before, _weights(model))))
+    return Inputs(
+        _digest(seed, made_from.digest, tokens, recipe), (*losses, _change(before, _weights(model)))
+    )
 
 
 def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
@@ -154,7 +195,9 @@ def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
 
 
 def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
-    """Of the weights that are started from, and of what `RL_KEYS` stand for, whichever table holds them."""
+    """Of the weights that are started from, and of what `RL_KEYS` stand for, whichever table holds
+    them.
+    """
     values = config.model_dump(mode="json")
     for part in (config.rollout, config.select, config.loss, config.optim):
         values |= part.model_dump(mode="json")
@@ -164,7 +207,9 @@ def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
 
 
 def _figures(recipe: SftConfig) -> dict[str, Any]:
-    """The figures of a recipe, as they are hashed: without Muon its rate counts as the small policy's."""
+    """The figures of a recipe, as they are hashed: without Muon its rate counts as the small
+    policy's.
+    """
     own = SMALL_DEFAULTS.train_sft.matrix_learning_rate
     figures = recipe.model_dump(mode="json", include=set(SFT_KEYS))
     return figures | {"matrix_learning_rate": recipe.matrix_learning_rate or own}

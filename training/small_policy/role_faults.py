@@ -12,13 +12,15 @@ What a fault looks like, and what becomes of it in the hierarchical graph:
 | `critique_reject` | the critic gives up on results without a flaw, or has one redone | the run ends or loses a round |
 | `synthesize_form` | the synthesizer gives `412 coins`, not the form asked for | nothing that a verifier reads |
 
-So the roles have to do with each other: a cut plan and a formula do no harm under a critic that looks. Each fault is a
-decision within a few tokens, against an answer that the policy knows as well: at temperature 0 it hardly errs, at
-temperature 1 about as often as it was shown, and reinforcement learning can lower that. A policy is first shown the
-roles without a fault (`NO_FAULTS`, `CRITIC_KINDS`): a critic whose verdicts are noisy from the start learns how often
-to accept, and not when.
+So the roles have to do with each other: a cut plan and a formula do no harm under a critic that
+looks. Each fault is a decision within a few tokens, against an answer that the policy knows as
+well: at temperature 0 it hardly errs, at temperature 1 about as often as it was shown, and
+reinforcement learning can lower that. A policy is first shown the roles without a fault
+(`NO_FAULTS`, `CRITIC_KINDS`): a critic whose verdicts are noisy from the start learns how often to
+accept, and not when.
 
-What a critic can see is what is missing and what is no number. Whether a number is right it cannot know.
+What a critic can see is what is missing and what is no number. Whether a number is right it cannot
+know.
 """
 
 from __future__ import annotations
@@ -56,7 +58,14 @@ from hrm_agent.training.small_policy.traces import (
 from hrm_agent.training.tasks.word_problems import Split, WordProblem, sample_problems
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["CRITIC_KINDS", "FORMULA_THOUGHT", "NO_FAULTS", "ROLE_KINDS", "RoleFaults", "faulty_demonstrations"]
+__all__ = [
+    "CRITIC_KINDS",
+    "FORMULA_THOUGHT",
+    "NO_FAULTS",
+    "ROLE_KINDS",
+    "RoleFaults",
+    "faulty_demonstrations",
+]
 
 ROLE_KINDS = {"tool_loop": 22, "solver": 32, "synthesizer": 12, "planner": 16, "critic": 18}
 """Parts of a hundred demonstrations. Those of the tool loop keep it as it was."""
@@ -91,7 +100,10 @@ class RoleFaults:
         for field in fields(self):
             share = getattr(self, field.name)
             if not 0 <= share < 1:
-                raise ConfigError(f"{field.name} = {share} is no share of demonstrations.", "It is from 0 to below 1.")
+                raise ConfigError(
+                    f"{field.name} = {share} is no share of demonstrations.",
+                    "It is from 0 to below 1.",
+                )
 
 
 NO_FAULTS = RoleFaults(0, 0, 0, 0, 0, 0, 0)
@@ -105,7 +117,9 @@ def faulty_demonstrations(
     faults: RoleFaults | None = None,
     kinds: Mapping[str, int] = ROLE_KINDS,
 ) -> Iterator[Conversation]:
-    """`count` conversations of all kinds, mixed as `kinds` says, each about a problem of its own."""
+    """`count` conversations of all kinds, mixed as `kinds` says,
+    each about a problem of its own.
+    """
     rng = random.Random(derive_seed(seed, "faulty_demonstrations", split))
     traces = _Traces(rng, faults or RoleFaults()).by_kind()
     for problem in sample_problems(split, derive_seed(seed, "role_faults"), count):
@@ -113,7 +127,9 @@ def faulty_demonstrations(
 
 
 class _Traces:
-    """One conversation of each kind at a time; each fault comes evenly, as often as its share says."""
+    """One conversation of each kind at a time; each fault comes evenly,
+    as often as its share says.
+    """
 
     def __init__(self, rng: random.Random, faults: RoleFaults) -> None:
         self._rng = rng
@@ -122,7 +138,9 @@ class _Traces:
 
     def by_kind(self) -> dict[str, Callable[[WordProblem], Conversation]]:
         return {
-            "tool_loop": lambda problem: tool_loop_trace(problem, self._rng, next(self._tool_loop_guesses)),
+            "tool_loop": lambda problem: tool_loop_trace(
+                problem, self._rng, next(self._tool_loop_guesses)
+            ),
             "solver": self._solver,
             "synthesizer": self._synthesizer,
             "planner": self._planner,
@@ -133,7 +151,9 @@ class _Traces:
         lesson = planner_trace(problem, self._rng)
         if not next(self._due["plan_cut"]):
             return lesson
-        return _answered(lesson, json.dumps({"subgoals": json.loads(lesson.messages[-1].text)["subgoals"][:-1]}))
+        return _answered(
+            lesson, json.dumps({"subgoals": json.loads(lesson.messages[-1].text)["subgoals"][:-1]})
+        )
 
     def _solver(self, problem: WordProblem) -> Conversation:
         lesson = solver_trace(problem, self._rng)
@@ -144,7 +164,9 @@ class _Traces:
             guess = answer_turn(self._rng.choice(GUESS_THOUGHTS), wrong_number(value, self._rng))
             return Conversation((*asked, guess), lesson.tools)
         if next(self._due["solve_formula"]):
-            return Conversation((*asked, answer_turn(FORMULA_THOUGHT, formula_of(code))), lesson.tools)
+            return Conversation(
+                (*asked, answer_turn(FORMULA_THOUGHT, formula_of(code))), lesson.tools
+            )
         if next(self._due["solve_bad_call"]):
             calls = (
                 *tool_turns(SOLVER_THOUGHT, broken(code, self._rng)),
@@ -158,7 +180,11 @@ class _Traces:
         sight = self._rng.choices(list(CRITIC_SIGHTS), list(CRITIC_SIGHTS.values()))[0]
         if sight == "cut" and len(results) == 1:
             sight = "failed"  # nothing is left of such a plan
-        verdict: dict[str, str] = {"action": "revise", "subgoal": step.name, "hint": missing_hint(step)}
+        verdict: dict[str, str] = {
+            "action": "revise",
+            "subgoal": step.name,
+            "hint": missing_hint(step),
+        }
         match sight:
             case "whole":
                 verdict = self._verdict_on_whole(verdict)
@@ -171,7 +197,9 @@ class _Traces:
         if sight != "whole" and next(self._due["critique_accept"]):
             verdict = {"action": "accept"}
         request = critic_request(problem.prompt(draw_form(self._rng)), results)
-        return Conversation((SystemMessage(CRITIC_PROMPT), HumanMessage(request), AIMessage(json.dumps(verdict))))
+        return Conversation(
+            (SystemMessage(CRITIC_PROMPT), HumanMessage(request), AIMessage(json.dumps(verdict)))
+        )
 
     def _verdict_on_whole(self, revision: dict[str, str]) -> dict[str, str]:
         if not next(self._due["critique_reject"]):
@@ -180,11 +208,17 @@ class _Traces:
 
     def _synthesizer(self, problem: WordProblem) -> Conversation:
         lesson = synthesizer_trace(problem, self._rng)
-        return _answered(lesson, f"{problem.answer} {problem.unit}") if next(self._due["synthesize_form"]) else lesson
+        return (
+            _answered(lesson, f"{problem.answer} {problem.unit}")
+            if next(self._due["synthesize_form"])
+            else lesson
+        )
 
 
 def formula_of(code: str) -> str:
-    """The last line of a subgoal's code: what is computed, in the names and numbers that it is computed from."""
+    """The last line of a subgoal's code: what is computed, in the names and numbers that it is
+    computed from.
+    """
     return code.rpartition("\n")[2]
 
 

@@ -1,8 +1,10 @@
-"""A cold start of the four roles: the small policy's, fine-tuned on roles that err, in two minutes on a CPU.
+"""A cold start of the four roles: the small policy's, fine-tuned on roles that err, in two minutes
+on a CPU.
 
-`builtin:cold-start` errs in the tool loop alone, and its roles solve nearly everything. This one errs in every role of
-the hierarchical graph (`hrm_agent.training.small_policy.role_faults`), so that reinforcement learning on that graph has
-something to put right. Demonstrations and weights are a function of the seed and of the cold start.
+`builtin:cold-start` errs in the tool loop alone, and its roles solve nearly everything. This one
+errs in every role of the hierarchical graph (`hrm_agent.training.small_policy.role_faults`), so
+that reinforcement learning on that graph has something to put right. Demonstrations and weights are
+a function of the seed and of the cold start.
 """
 
 from __future__ import annotations
@@ -19,10 +21,21 @@ from hrm_agent.training.checkpoints import save_policy
 from hrm_agent.training.config.commands import SftConfig
 from hrm_agent.training.config.fitted import conversations_taken
 from hrm_agent.training.sft import Conversation, train_sft
-from hrm_agent.training.small_policy.role_faults import CRITIC_KINDS, NO_FAULTS, RoleFaults, faulty_demonstrations
+from hrm_agent.training.small_policy.role_faults import (
+    CRITIC_KINDS,
+    NO_FAULTS,
+    RoleFaults,
+    faulty_demonstrations,
+)
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["LOOKING", "ROLES_COLD_START", "build_roles_cold_start", "erring_lessons", "looking_lessons"]
+__all__ = [
+    "LOOKING",
+    "ROLES_COLD_START",
+    "build_roles_cold_start",
+    "erring_lessons",
+    "looking_lessons",
+]
 
 LOOKING = SftConfig(
     steps=250,
@@ -32,7 +45,9 @@ LOOKING = SftConfig(
     cooldown=0.5,
     micro_batch_tokens=1024,
 )
-"""The first part of the recipe: the roles without a fault, most of them critics, who learn what a flaw looks like."""
+"""The first part of the recipe: the roles without a fault, most of them critics, who learn what a
+flaw looks like.
+"""
 ROLES_COLD_START = SftConfig(
     steps=150,
     batch_size=32,
@@ -80,7 +95,9 @@ def build_roles_cold_start(
 
 def looking_lessons(seed: int, count: int) -> list[Conversation]:
     """Demonstrations of the first part."""
-    return list(faulty_demonstrations("train", derive_seed(seed, "looking"), count, NO_FAULTS, CRITIC_KINDS))
+    return list(
+        faulty_demonstrations("train", derive_seed(seed, "looking"), count, NO_FAULTS, CRITIC_KINDS)
+    )
 
 
 def erring_lessons(seed: int, count: int, faults: RoleFaults | None = None) -> list[Conversation]:
@@ -88,7 +105,9 @@ def erring_lessons(seed: int, count: int, faults: RoleFaults | None = None) -> l
     return list(faulty_demonstrations("train", seed, count, faults))
 
 
-def _card(seed: int, looking: SftConfig, erring: SftConfig, faults: RoleFaults, metrics: dict[str, float]) -> str:
+def _card(
+    seed: int, looking: SftConfig, erring: SftConfig, faults: RoleFaults, metrics: dict[str, float]
+) -> str:
     """The model card: `roles_cold_start_card.md` with the run's numbers."""
     text = CARD.read_text(encoding="utf-8")
     return text.format(seed=seed, looking=looking, erring=erring, **asdict(faults), **metrics)

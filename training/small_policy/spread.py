@@ -1,14 +1,16 @@
-"""How much the small policies hang on the seed and on the CPU's rounding: builds of both from several seeds, measured.
+"""How much the small policies hang on the seed and on the CPU's rounding: builds of both from
+several seeds, measured.
 
     python -m hrm_agent.training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
                                            [--on-record] [--write]
 
-Each seed is built twice, as a process of its own: with the instruction set that torch picks on this CPU and one thread,
-and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Not built again is what is on record in `--runs`
-and was made by the present recipe. With `--on-record` nothing is built, and the table is of what there is.
+Each seed is built twice, as a process of its own: with the instruction set that torch picks on this
+CPU and one thread, and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Not
+built again is what is on record in `--runs` and was made by the present recipe. With `--on-record`
+nothing is built, and the table is of what there is.
 
-`--write` keeps the table for the cards of later builds (`training/small_policy/spread.json`), and ships the build of
-seed 0 on the CPU's own instruction set.
+`--write` keeps the table for the cards of later builds (`training/small_policy/spread.json`), and
+ships the build of seed 0 on the CPU's own instruction set.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ Build = tuple[str, int]
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m hrm_agent.training.small_policy.spread", description=(__doc__ or "").split("\n")[0]
+        prog="python -m hrm_agent.training.small_policy.spread",
+        description=(__doc__ or "").split("\n")[0],
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=2, help="builds side by side")
     parser.add_argument("--runs", type=Path, default=Path("runs/small-policy-spread"))
     parser.add_argument("--on-record", action="store_true", help="build nothing")
-    parser.add_argument("--write", action="store_true", help="keep the table, and ship the first build")
+    parser.add_argument(
+        "--write", action="store_true", help="keep the table, and ship the first build"
+    )
     options = parser.parse_args(arguments)
     runs: Path = options.runs
     builds = [(path, seed) for path in PATHS for seed in range(options.seeds)]
@@ -78,16 +83,22 @@ def _build(runs: Path, path: str, seed: int) -> None:
     command = [sys.executable, "-m", "hrm_agent.training.small_policy", "--seed", str(seed)]
     command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
-    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     if done.returncode:
-        sys.exit(f"{done.stderr.decode(errors='replace')}\nThe build of seed {seed} ({path}) failed.")
+        sys.exit(
+            f"{done.stderr.decode(errors='replace')}\nThe build of seed {seed} ({path}) failed."
+        )
     _stale.cache_clear()
 
 
 def _on_record(runs: Path, name: str, build: Build) -> bool:
     """Whether a policy was built and measured, from what it would be made from now."""
     folder = runs / f"{build[0]}-{build[1]}"
-    return (folder / "runs" / f"{name}.json").exists() and name not in _stale(folder / "built", build[1])
+    return (folder / "runs" / f"{name}.json").exists() and name not in _stale(
+        folder / "built", build[1]
+    )
 
 
 @cache
@@ -98,13 +109,17 @@ def _stale(built: Path, seed: int) -> list[str]:
 def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | None:
     """Of one policy, over the builds that are on record; None for fewer than two."""
     found = {
-        (path, seed): json.loads((runs / f"{path}-{seed}" / "runs" / f"{name}.json").read_text(encoding="utf-8"))
+        (path, seed): json.loads(
+            (runs / f"{path}-{seed}" / "runs" / f"{name}.json").read_text(encoding="utf-8")
+        )
         for path, seed in builds
         if _on_record(runs, name, (path, seed))
     }
     if len(found) < 2:
         return None
-    card = inputs_of_card((runs / "own-0" / "built" / name / "README.md").read_text(encoding="utf-8"))
+    card = inputs_of_card(
+        (runs / "own-0" / "built" / name / "README.md").read_text(encoding="utf-8")
+    )
     assert card is not None, name
     return {
         "builds": f"{len(found)} builds ({_in_words(list(found))})",
@@ -153,8 +168,14 @@ def _ship(built: Path) -> None:
         card = (built / name / "README.md").read_text(encoding="utf-8")
         inputs = inputs_of_card(card)
         assert inputs is not None, name
-        before = card.replace(f"\n{inputs}\n", "").partition("\n**Spread**")[0].partition("\nThis is one")[0]
-        (target / "README.md").write_text(f"{before}{spread_text(name, inputs)}\n{inputs}\n", encoding="utf-8")
+        before = (
+            card.replace(f"\n{inputs}\n", "")
+            .partition("\n**Spread**")[0]
+            .partition("\nThis is one")[0]
+        )
+        (target / "README.md").write_text(
+            f"{before}{spread_text(name, inputs)}\n{inputs}\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The small policy's tokenizer: byte-level BPE, digits one by one, tags of the conversation form as tokens.
+"""The small policy's tokenizer: byte-level BPE, digits one by one, tags of the conversation form as
+tokens.
 
-Merges run across words: the prompts and the templates' texts are the same in every problem, and a small model that
-reads them in a few long tokens has its attention, and the CPU its time, for the numbers. Any other text still encodes,
-in shorter tokens, down to bytes, and decodes to itself.
+Merges run across words: the prompts and the templates' texts are the same in every problem, and a
+small model that reads them in a few long tokens has its attention, and the CPU its time, for the
+numbers. Any other text still encodes, in shorter tokens, down to bytes, and decodes to itself.
 
-`<|im_start|>`, `<|im_end|>` and `<|endoftext|>` (padding) are control tokens. The tags are added but not special, so
-that they show when an answer is decoded.
+`<|im_start|>`, `<|im_end|>` and `<|endoftext|>` (padding) are control tokens. The tags are added
+but not special, so that they show when an answer is decoded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from transformers import PreTrainedTokenizerFast
 __all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "TAGS", "train_tokenizer"]
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = tuple(f"<{slash}{name}>" for name in ("reason", "tool_call", "tool_response", "answer") for slash in ("", "/"))
+TAGS = tuple(
+    f"<{slash}{name}>"
+    for name in ("reason", "tool_call", "tool_response", "answer")
+    for slash in ("", "/")
+)
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 LONGEST_TOKEN = 32
@@ -27,7 +32,9 @@ LONGEST_TOKEN = 32
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens, trained on `texts`: what stands between tags and control tokens."""
+    """A tokenizer of at most `vocab_size` tokens, trained on `texts`: what stands between tags and
+    control tokens.
+    """
     fast = Tokenizer(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,12 +1,13 @@
 """Demonstrations for the small policy, as the graphs' own conversations.
 
-Every message is what a graph would send or a policy would answer at run time: the prompts and requests are those of
-`hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A
-demonstration that merely resembles a rollout teaches a policy to answer prompts that it never meets.
+Every message is what a graph would send or a policy would answer at run time: the prompts and
+requests are those of `hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it
+shows is written by its own formatter. A demonstration that merely resembles a rollout teaches a
+policy to answer prompts that it never meets.
 
-The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right. Of its traces some
-guess a number without the tool, and of the rest some make a call that fails before one that works. The roles of the
-hierarchical form are taught without fault.
+The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right.
+Of its traces some guess a number without the tool, and of the rest some make a call that fails
+before one that works. The roles of the hierarchical form are taught without fault.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ from hrm_agent.graphs.parts.prompts import (
 from hrm_agent.tools import python
 from hrm_agent.training.sft import Conversation
 from hrm_agent.training.small_policy.snippets import tool_text
-from hrm_agent.training.tasks.word_problems import Form, PlanStep, Split, WordProblem, sample_problems
+from hrm_agent.training.tasks.word_problems import (
+    Form,
+    PlanStep,
+    Split,
+    WordProblem,
+    sample_problems,
+)
 from hrm_agent.trajectory import derive_seed
 
 __all__ = [
@@ -88,31 +95,48 @@ LAST_THOUGHTS = ("That is the value.", "Python has computed it.")
 
 
 def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation]:
-    """`count` conversations of all kinds, mixed as `KINDS` says, each about a problem of its own."""
+    """`count` conversations of all kinds, mixed as `KINDS` says,
+    each about a problem of its own.
+    """
     rng = random.Random(derive_seed(seed, "demonstrations", split))
     guesses = evenly(GUESS_SHARE)
     for problem in sample_problems(split, seed, count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        yield tool_loop_trace(problem, rng, next(guesses)) if kind == "tool_loop" else TRACES[kind](problem, rng)
+        yield (
+            tool_loop_trace(problem, rng, next(guesses))
+            if kind == "tool_loop"
+            else TRACES[kind](problem, rng)
+        )
 
 
 def evenly(share: float) -> Iterator[bool]:
     """True in this share of any stretch, give or take one.
 
-    A policy guesses as often as its last few hundred traces of the tool loop did. Were each drawn for itself, policies
-    of two seeds would differ by as much as some steps of reinforcement learning.
+    A policy guesses as often as its last few hundred traces of the tool loop did. Were each drawn
+    for itself, policies of two seeds would differ by as much as some steps of reinforcement
+    learning.
     """
     return (int((k + 1) * share) > int(k * share) for k in naturals())
 
 
-def tool_loop_trace(problem: WordProblem, rng: random.Random, guess: bool | None = None) -> Conversation:
-    """The tool loop, sloppily: a guess (None: drawn), or one good call, possibly after one that fails."""
+def tool_loop_trace(
+    problem: WordProblem, rng: random.Random, guess: bool | None = None
+) -> Conversation:
+    """The tool loop, sloppily: a guess (None: drawn), or one good call, possibly after one that
+    fails.
+    """
     head = [SystemMessage(TOOL_LOOP_PROMPT), HumanMessage(problem.prompt())]
     if guess is None:
         guess = rng.random() < GUESS_SHARE
     if guess:
-        return _conversation(*head, answer_turn(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng)))
-    slip = tool_turns(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng)) if rng.random() < SLIP_SHARE else []
+        return _conversation(
+            *head, answer_turn(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng))
+        )
+    slip = (
+        tool_turns(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng))
+        if rng.random() < SLIP_SHARE
+        else []
+    )
     thought = rng.choice(REPAIR_THOUGHTS if slip else FIRST_THOUGHTS)
     return _conversation(
         *head,
@@ -125,7 +149,9 @@ def tool_loop_trace(problem: WordProblem, rng: random.Random, guess: bool | None
 def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """The planner: the template's plan, with or without a hint of the critic."""
     hint = missing_hint(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
-    subgoals = [{"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan]
+    subgoals = [
+        {"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan
+    ]
     request = planner_request(problem.prompt(draw_form(rng)), hint)
     return _role(PLANNER_PROMPT, request, json.dumps({"subgoals": subgoals}))
 
@@ -150,7 +176,9 @@ def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
         lost = rng.choice(problem.plan)
         results[lost.name] = FAILED
         verdict = {"action": "revise", "subgoal": lost.name, "hint": missing_hint(lost)}
-    return _role(CRITIC_PROMPT, critic_request(problem.prompt(draw_form(rng)), results), json.dumps(verdict))
+    return _role(
+        CRITIC_PROMPT, critic_request(problem.prompt(draw_form(rng)), results), json.dumps(verdict)
+    )
 
 
 def synthesizer_trace(problem: WordProblem, rng: random.Random) -> Conversation:
@@ -186,7 +214,9 @@ def wrong_number(value: str, rng: random.Random) -> str:
 
 
 def broken(expression: str, rng: random.Random) -> str:
-    """The expression with one slip in it: an unknown name, or a parenthesis too many on either side."""
+    """The expression with one slip in it: an unknown name, or a parenthesis too many on either
+    side.
+    """
     match rng.randrange(3):
         case 0:
             return re.sub(r"\d+", "number", expression, count=1)

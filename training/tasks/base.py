@@ -26,20 +26,34 @@ class Task:
     id: str = ""
     """Unique within its family; empty in a list of one's own: made of the content."""
     family: str = ""
-    """The string that names the family, as given to `--tasks`, which fills it in for a list of one's own."""
+    """The string that names the family, as given to `--tasks`, which fills it in for a list of
+    one's own.
+    """
     verify: Verifier | None = field(default=None, compare=False, repr=False)
-    """Scores a final text, in the trainer's process; None: the task says nothing of what is right."""
+    """Scores a final text, in the trainer's process; None:
+    the task says nothing of what is right.
+    """
     answer: str | None = None
     """The reference answer, where there is one."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
     """What else the family says of the task; stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
-    """What the graph's input is, as JSON, in place of a human message with the prompt; None: that message."""
-    verify_run: Callable[[Trajectory], float] | None = field(default=None, compare=False, repr=False)
+    """What the graph's input is, as JSON, in place of a human message with the prompt; None: that
+    message.
+    """
+    verify_run: Callable[[Trajectory], float] | None = field(
+        default=None, compare=False, repr=False
+    )
     """Scores a whole run, in place of `verify`; None: the final text says all."""
 
     def ref(self) -> TaskRef:
         """The part that is stored with a trajectory."""
         inputs = {} if self.inputs is None else {TASK_INPUTS: dict(self.inputs)}
         metadata = {**self.metadata, **inputs}
-        return TaskRef(id=self.id, family=self.family, prompt=self.prompt, answer=self.answer, metadata=metadata)
+        return TaskRef(
+            id=self.id,
+            family=self.family,
+            prompt=self.prompt,
+            answer=self.answer,
+            metadata=metadata,
+        )

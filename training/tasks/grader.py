@@ -1,8 +1,9 @@
-"""Verifiers of libraries on a policy's text, within bounds: some do algebra, and none was made for hostile texts.
+"""Verifiers of libraries on a policy's text, within bounds: some do algebra, and none was made for
+hostile texts.
 
-They run where `hrm_agent.rewards.bounded_call` has its process, on texts that have passed the guards of
-`hrm_agent.training.tasks.reasoning_gym`. What is sent there is the trainer's own data set and the text; what comes back
-is one number.
+They run where `hrm_agent.rewards.bounded_call` has its process, on texts that have passed the
+guards of `hrm_agent.training.tasks.reasoning_gym`. What is sent there is the trainer's own data set
+and the text; what comes back is one number.
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
     """
     try:
         pickle.dumps((dataset, entry))
-    except (AttributeError, TypeError, pickle.PicklingError):  # a data set that holds a lambda cannot be sent
+    # a data set that holds a lambda cannot be sent
+    except (AttributeError, TypeError, pickle.PicklingError):
         return score(dataset, entry, answer)
     try:
-        found = bounded_call("hrm_agent.training.tasks.grader:score", dataset, entry, answer, imports=["reasoning_gym"])
+        found = bounded_call(
+            "hrm_agent.training.tasks.grader:score",
+            dataset,
+            entry,
+            answer,
+            imports=["reasoning_gym"],
+        )
     except (CallRaisedError, ExceededError):
         return 0.0
     return float(found)

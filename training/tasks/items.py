@@ -74,10 +74,14 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> Task:
     inputs = item.get("inputs")
     if asked is None and inputs is None:
         has = ", ".join(map(str, item)) or "nothing"
-        raise TaskError(f"{where}: it has no prompt.", f"Give it a prompt or a question; it has {has}.")
+        raise TaskError(
+            f"{where}: it has no prompt.", f"Give it a prompt or a question; it has {has}."
+        )
     metadata = item.get("metadata") or {}
     if not isinstance(metadata, Mapping):
-        raise TaskError(f"{where}: metadata is a {type(metadata).__name__}.", "It must be a JSON object.")
+        raise TaskError(
+            f"{where}: metadata is a {type(metadata).__name__}.", "It must be a JSON object."
+        )
     others = {str(key): value for key, value in item.items() if key not in (asked, *_OWN)}
     answer = item.get("answer")
     reference = None if answer is None else reference_answer(plain_text(answer, f"{where}: answer"))
@@ -104,22 +108,34 @@ def _prompt_of(inputs: Any) -> str:
 
 def _refuse_broken(task: Task, where: str) -> None:
     if not isinstance(cast("Any", task.prompt), str):
-        hint = 'Messages go into inputs: {"inputs": {"messages": [{"role": "user", "content": ...}]}}.'
+        hint = (
+            'Messages go into inputs: {"inputs": {"messages": [{"role": "user", "content": ...}]}}.'
+        )
         raise TaskError(f"{where}: the prompt is a {type(task.prompt).__name__}, not a text.", hint)
     if not task.prompt.strip():
         raise TaskError(f"{where}: the prompt is empty.", "Give it, or leave the item out.")
     if find_surrogate(task.prompt) is not None:
-        raise TaskError(f"{where}: the prompt holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed.")
+        raise TaskError(
+            f"{where}: the prompt holds half a character.",
+            "Both halves of a \\uD83D\\uDE00 are needed.",
+        )
     for name, (kinds, what) in _KINDS.items():
         value = getattr(task, name)
         if not isinstance(value, kinds):
-            raise TaskError(f"{where}: {name} is of type {type(value).__name__}.", f"It must be {what}.")
+            raise TaskError(
+                f"{where}: {name} is of type {type(value).__name__}.", f"It must be {what}."
+            )
     if task.verify is not None and not callable(task.verify):
         message = f"{where}: verify is of type {type(task.verify).__name__}."
         raise TaskError(message, "It must be a function of the final text.")
     if taken := next((name for name in _RESERVED if name in task.metadata), None):
         raise TaskError(f"{where}: the key {taken!r} of metadata is taken.", "Name it otherwise.")
-    for name, value in {**task.metadata, "id": task.id, "answer": task.answer, "inputs": task.inputs}.items():
+    for name, value in {
+        **task.metadata,
+        "id": task.id,
+        "answer": task.answer,
+        "inputs": task.inputs,
+    }.items():
         _refuse_unstorable(name, value, where)
 
 
@@ -128,9 +144,13 @@ def _refuse_unstorable(name: str, value: Any, where: str) -> None:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"{where}: {name!r} cannot be stored as JSON: {error}."
-        raise TaskError(message, "Give texts, numbers, lists and mappings, or leave it out.") from error
+        raise TaskError(
+            message, "Give texts, numbers, lists and mappings, or leave it out."
+        ) from error
     if find_surrogate(text) is not None:
-        raise TaskError(f"{where}: {name!r} holds half a character.", "Leave it out, or replace it.")
+        raise TaskError(
+            f"{where}: {name!r} holds half a character.", "Leave it out, or replace it."
+        )
 
 
 def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
@@ -138,8 +158,14 @@ def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
     for name, times in given.most_common(1):
         if times > 1:
             places = ", ".join(str(n) for n, task in enumerate(tasks) if task.id == name)
-            raise TaskError(f"{family}: the id {name!r} stands at items {places}.", "Make it unique, or leave ids out.")
-    return [task if task.id else replace(task, id=own) for task, own in zip(tasks, _made_ids(tasks), strict=True)]
+            raise TaskError(
+                f"{family}: the id {name!r} stands at items {places}.",
+                "Make it unique, or leave ids out.",
+            )
+    return [
+        task if task.id else replace(task, id=own)
+        for task, own in zip(tasks, _made_ids(tasks), strict=True)
+    ]
 
 
 def _made_ids(tasks: Sequence[Task]) -> list[str]:

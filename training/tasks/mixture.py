@@ -1,9 +1,10 @@
 """A mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
 
-A part is a spec with its weight before it (1 without one); a comma begins a new part where a weight or the name of a
-family follows it, so that the parameters of a part may hold commas; a module of one's own needs its weight. `count`
-tasks are shared out by weight, the largest remainders first. A part that has fewer gives what it has: the others do not
-fill its place, which would change the mixture without a word. The tasks keep the family of their part.
+A part is a spec with its weight before it (1 without one); a comma begins a new part where a weight
+or the name of a family follows it, so that the parameters of a part may hold commas; a module of
+one's own needs its weight. `count` tasks are shared out by weight, the largest remainders first. A
+part that has fewer gives what it has: the others do not fill its place, which would change the
+mixture without a word. The tasks keep the family of their part.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
     parts = [_part(piece.strip()) for piece in pieces]
     for index, part in enumerate(parts):
         if part.spec in {earlier.spec for earlier in parts[:index]}:
-            raise TaskError(f"mix: names {part.spec!r} twice.", "Give it once, with the sum of the weights.")
+            raise TaskError(
+                f"mix: names {part.spec!r} twice.", "Give it once, with the sum of the weights."
+            )
     return parts
 
 
@@ -48,7 +51,10 @@ def _part(text: str) -> MixturePart:
     match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?([\w./~].*)", text)
     weight = float(match[1] or 1) if match else 0.0
     if match is None or not 0 < weight <= MAX_WEIGHT:
-        raise TaskError(f"mix: {text!r} is not a part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
+        raise TaskError(
+            f"mix: {text!r} is not a part of a mixture.",
+            "Write mix:2*word_problems,1*reasoning_gym:gcd",
+        )
     if match[2].partition(":")[0] == "mix":
         raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
     return MixturePart(weight, match[2])
@@ -62,11 +68,18 @@ def mixed(
     split: str,
     count: int | None,
 ) -> list[Task]:
-    """`count` tasks of `parts` in an order drawn from the seed; `load` gives so many of one part."""
+    """`count` tasks of `parts` in an order drawn from the seed;
+    `load` gives so many of one part.
+    """
     if count is None:
-        raise TaskError("A mixture is shared out by weight: it needs a number of tasks.", "Say how many are wanted.")
+        raise TaskError(
+            "A mixture is shared out by weight: it needs a number of tasks.",
+            "Say how many are wanted.",
+        )
     wanted = shares([part.weight for part in parts], count)
-    tasks = [task for part, number in zip(parts, wanted, strict=True) for task in load(part, number)]
+    tasks = [
+        task for part, number in zip(parts, wanted, strict=True) for task in load(part, number)
+    ]
     random.Random(derive_seed(seed, "mix", split)).shuffle(tasks)
     return tasks
 

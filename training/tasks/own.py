@@ -1,13 +1,17 @@
-"""Tasks of one's own: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for a function's parameters.
+"""Tasks of one's own: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for a
+function's parameters.
 
-The attribute is a list or another iterable of items (`hrm_agent.training.tasks.items`), a mapping `{"train": items,
-"eval": items}`, or a function that gives items. A function is given those of `split` ("train" or "eval"), `seed` and
-`count` (None: all) that it has parameters for, and the parameters of the query by name.
+The attribute is a list or another iterable of items (`hrm_agent.training.tasks.items`), a mapping
+`{"train": items, "eval": items}`, or a function that gives items. A function is given those of
+`split` ("train" or "eval"), `seed` and `count` (None: all) that it has parameters for, and the
+parameters of the query by name.
 
-Items keep their order, and `count` takes the first ones. A list, and a function without `split`, is one split: training
-and evaluation see the same tasks. A mapping without the split that is asked for is refused.
+Items keep their order, and `count` takes the first ones. A list, and a function without `split`, is
+one split: training and evaluation see the same tasks. A mapping without the split that is asked for
+is refused.
 
-A registered name (`hrm_agent.training.tasks.packages`) leads to such an attribute of an installed package.
+A registered name (`hrm_agent.training.tasks.packages`) leads to such an attribute of an installed
+package.
 """
 
 from __future__ import annotations
@@ -29,26 +33,44 @@ from hrm_agent.training.tasks.spec import module_name, one_line, read_parameters
 __all__ = ["load_own", "tasks_of_attribute"]
 
 MAX_ITEMS = 200_000
-"""Most items of an iterable without a length where no count is given: more are taken for endless."""
+"""Most items of an iterable without a length where no count is given:
+more are taken for endless.
+"""
 _GIVEN = ("split", "seed", "count")
 
 
 def load_own(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None, known: Iterable[str] = ()
+    spec: str,
+    *,
+    split: str,
+    seed: int,
+    count: int | None = None,
+    folder: Path | None = None,
+    known: Iterable[str] = (),
 ) -> list[Task]:
-    """The first `count` tasks of `module:attribute?query`, all of them for None. `known`: families, for a hint."""
+    """The first `count` tasks of `module:attribute?query`, all of them for None. `known`: families,
+    for a hint.
+    """
     name, attribute, query = module_name(spec)
     module = _imported(name, spec, Path(folder or "").resolve(), known)
     if not hasattr(module, attribute):
         public = [each for each in vars(module) if not each.startswith("_")]
-        hint = f"{nearest(attribute, public)} It has: {', '.join(public[:20]) or 'nothing'}.".strip()
+        hint = (
+            f"{nearest(attribute, public)} It has: {', '.join(public[:20]) or 'nothing'}.".strip()
+        )
         raise TaskError(f"{name} has no attribute {attribute!r}.", hint)
-    return tasks_of_attribute(spec, getattr(module, attribute), query, split=split, seed=seed, count=count)
+    return tasks_of_attribute(
+        spec, getattr(module, attribute), query, split=split, seed=seed, count=count
+    )
 
 
 def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any:
-    if module.partition(".")[0] in sys.stdlib_module_names:  # what it has would be called, with parameters of the spec
-        raise TaskError(f"{module!r} is a module of Python itself.", f"Name a file of your own as ./{module}.py:NAME.")
+    # what it has would be called, with parameters of the spec
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise TaskError(
+            f"{module!r} is a module of Python itself.",
+            f"Name a file of your own as ./{module}.py:NAME.",
+        )
     try:
         return import_by_name(module, str(folder))
     except (Exception, SystemExit) as error:
@@ -60,7 +82,9 @@ def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any
             raise TaskError(message, families) from error
         trial = f"python {module}" if module.endswith(".py") else f"python -c 'import {module}'"
         message = f"The tasks {spec!r} do not import: {one_line(error)}."
-        raise TaskError(message, f"Try `{trial}` in {folder}; --debug shows the traceback.") from error
+        raise TaskError(
+            message, f"Try `{trial}` in {folder}; --debug shows the traceback."
+        ) from error
 
 
 def tasks_of_attribute(
@@ -81,7 +105,9 @@ def tasks_of_attribute(
         drawn = {name: value for name, value in drawn.items() if name in _GIVEN}
         parameters = {}
     if parameters:
-        raise TaskError(f"{spec!r} is a list: it takes no parameters.", "Make it a function that has them.")
+        raise TaskError(
+            f"{spec!r} is a list: it takes no parameters.", "Make it a function that has them."
+        )
     items = _guarded(spec, lambda: _first(spec, found, count))
     if not items and count != 0:
         raise TaskError(f"{spec!r} has no task.", "Name a list that has some.")
@@ -99,25 +125,41 @@ def _arguments(
     spec: str, function: Callable[..., Any], given: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a function is called with. Raises `TaskError` for one that cannot be called so."""
-    if inspect.isclass(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    if (
+        inspect.isclass(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         kind = "a class" if inspect.isclass(function) else "an async function"
-        raise TaskError(f"{spec!r} is {kind}.", "Name a list of tasks, or a function that is not async.")
+        raise TaskError(
+            f"{spec!r} is {kind}.", "Name a list of tasks, or a function that is not async."
+        )
     own = _guarded(spec, lambda: inspect.signature(function)).parameters.values()
-    takes = [each.name for each in own if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    takes = [
+        each.name for each in own if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in own)
     for name in parameters:
         if name in given:
-            raise TaskError(f"{spec!r}: {name} is no parameter of the tasks' name.", f"Give it by --{name}.")
+            raise TaskError(
+                f"{spec!r}: {name} is no parameter of the tasks' name.", f"Give it by --{name}."
+            )
         if name not in takes and not takes_any:
             others = [each for each in takes if each not in given]
             hint = f"{nearest(name, others)} It has: {', '.join(others) or 'none'}.".strip()
             raise TaskError(f"{spec!r}: the function has no parameter {name!r}.", hint)
     arguments = {name: value for name, value in given.items() if name in takes} | dict(parameters)
-    needed = [each.name for each in own if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, *_NAMED)]
+    needed = [
+        each.name
+        for each in own
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, *_NAMED)
+    ]
     if lacking := [name for name in needed if name not in arguments]:
         name = lacking[0]
         message = f"{spec!r}: the function needs {', '.join(lacking)}."
-        raise TaskError(message, f"It is given split, seed and count; say the rest: '{spec}?{name}=VALUE'.")
+        raise TaskError(
+            message, f"It is given split, seed and count; say the rest: '{spec}?{name}=VALUE'."
+        )
     return arguments
 
 
@@ -132,21 +174,31 @@ def _guarded(spec: str, work: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"The tasks {spec!r} failed: {one_line(error)} ({frame.filename}, line {frame.lineno})."
+        message = (
+            f"The tasks {spec!r} failed: {one_line(error)} ({frame.filename}, line {frame.lineno})."
+        )
         raise TaskError(message, "--debug shows the traceback.") from error
 
 
 def _first(spec: str, found: Any, count: int | None) -> list[Any]:
     if isinstance(found, AsyncIterable) or inspect.isawaitable(found):
-        raise TaskError(f"{spec!r} is async.", "Name a list of tasks, or a function that is not async.")
+        raise TaskError(
+            f"{spec!r} is async.", "Name a list of tasks, or a function that is not async."
+        )
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         hint = "It must be a list of tasks, or a function that gives one."
-        raise TaskError(f"{spec!r} is of type {type(cast('Any', found)).__name__}, not a list of tasks.", hint)
+        raise TaskError(
+            f"{spec!r} is of type {type(cast('Any', found)).__name__}, not a list of tasks.", hint
+        )
     items = cast("Iterable[Any]", found)
     if count is not None or isinstance(items, Sized):
         return list(islice(items, count))
     listed = list(islice(items, MAX_ITEMS + 1))
     if len(listed) > MAX_ITEMS:
-        message = f"{spec!r} gives more than {MAX_ITEMS:,} tasks and does not say how many there are."
-        raise TaskError(message, "If it is endless, say how many are wanted: --count N; else make it a list.")
+        message = (
+            f"{spec!r} gives more than {MAX_ITEMS:,} tasks and does not say how many there are."
+        )
+        raise TaskError(
+            message, "If it is endless, say how many are wanted: --count N; else make it a list."
+        )
     return listed

@@ -19,9 +19,13 @@ VERIFIER = "verifier"
 VERIFIER_SPEC = "hrm_agent.training.tasks.own_verifier:rubric"
 """By which processes load it."""
 RUN_VARIABLE = "HRM_AGENT_VERIFIED_RUN"
-"""Environment variable of the processes that score: the run's folder, which says what its tasks were read from."""
+"""Environment variable of the processes that score: the run's folder, which says what its tasks
+were read from.
+"""
 _known: BoundedMap[tuple[str, str, str], Verifier | None] = BoundedMap(10_000)
-"""By family, id and prompt: samples of one task share theirs, which a generator may have to make anew."""
+"""By family, id and prompt: samples of one task share theirs, which a generator may have to make
+anew.
+"""
 
 
 _load = lru_cache(maxsize=8)(load_tasks)
@@ -36,9 +40,13 @@ async def _correct(text: str, task: TaskRef) -> Scored:
         _known[key] = verifier_of(task, Path(run) if run else None, load=_load)
     verify = _known[key]
     if verify is None:
-        return Scored(None, f"tasks of {task.family!r} have no verifier, or can no longer be asked for it")
+        return Scored(
+            None, f"tasks of {task.family!r} have no verifier, or can no longer be asked for it"
+        )
     return Scored(verify(text))
 
 
 rubric = Rubric([Reward(_correct, name="correct")], name=VERIFIER)
-"""1 where the task's own verifier finds the final text right, else 0; no opinion where the task has none."""
+"""1 where the task's own verifier finds the final text right, else 0; no opinion where the task has
+none.
+"""

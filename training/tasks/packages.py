@@ -1,10 +1,11 @@
-"""Tasks of installed packages, by the name that a package registers in the entry-point group `hrm_agent.tasks`:
+"""Tasks of installed packages, by the name that a package registers in the entry-point group
+`hrm_agent.tasks`:
 
     [project.entry-points."hrm_agent.tasks"]
     my-tasks = "my_tasks.problems:tasks"
 
-`--tasks my-tasks?size=3` is then what `--tasks my_tasks.problems:tasks?size=3` is, wherever the package is installed. A
-family of this package goes before a registered name that is the same.
+`--tasks my-tasks?size=3` is then what `--tasks my_tasks.problems:tasks?size=3` is, wherever the
+package is installed. A family of this package goes before a registered name that is the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def find_registered(name: str) -> EntryPoint | None:
     found = {(each.value, origin_of(each)): each for each in entry_points(group=GROUP, name=name)}
     if len(found) > 1:
         owners = " and ".join(sorted(f"{' '.join(owner)} ({value})" for value, owner in found))
-        raise TaskError(f"The tasks {name!r} are registered by {owners}.", "Name one by package.module:attribute.")
+        raise TaskError(
+            f"The tasks {name!r} are registered by {owners}.",
+            "Name one by package.module:attribute.",
+        )
     return next(iter(found.values()), None)
 
 
@@ -53,6 +57,10 @@ def load_registered(
     try:
         found = registered.load()
     except (Exception, SystemExit) as error:
-        message = f"The tasks {name!r} of {owner} ({registered.value}) do not import: {one_line(error)}."
-        raise TaskError(message, "Install it again, or ask its makers; --debug shows the traceback.") from error
+        message = (
+            f"The tasks {name!r} of {owner} ({registered.value}) do not import: {one_line(error)}."
+        )
+        raise TaskError(
+            message, "Install it again, or ask its makers; --debug shows the traceback."
+        ) from error
     return tasks_of_attribute(spec, found, query, split=split, seed=seed, count=count)

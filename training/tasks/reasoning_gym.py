@@ -1,20 +1,24 @@
-"""Procedural tasks of reasoning-gym: `reasoning_gym:chain_sum`, with parameters `reasoning_gym:chain_sum?min_terms=2`.
+"""Procedural tasks of reasoning-gym: `reasoning_gym:chain_sum`, with parameters
+`reasoning_gym:chain_sum?min_terms=2`.
 
 Problems and verifiers are the library's own. Two things are added to its verifiers:
 
-* **Full marks or none.** Many give a little for an answer that merely contains the right one, or for any answer at all.
-  The reward of this project is the binary outcome, so a score below 1 is 0.
-* **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's `parse_expr`, which is
-  `eval` as well; one makes a fraction of it, which `1e999999999` is too large for; one takes a NaN for right. For those
-  families (`_FORMS`) an answer reaches the verifier only if it is written in the narrow form that a right one has;
-  everything else scores 0. The library's own answers pass, except for the unevaluated `Integral(...)` that it sometimes
-  gives: it is no solution, and a policy could answer it to anything.
+* **Full marks or none.** Many give a little for an answer that merely contains the right one, or
+  for any answer at all. The reward of this project is the binary outcome, so a score below 1 is 0.
+* **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's
+  `parse_expr`, which is `eval` as well; one makes a fraction of it, which `1e999999999` is too
+  large for; one takes a NaN for right. For those families (`_FORMS`) an answer reaches the verifier
+  only if it is written in the narrow form that a right one has; everything else scores 0. The
+  library's own answers pass, except for the unevaluated `Integral(...)` that it sometimes gives: it
+  is no solution, and a policy could answer it to anything.
 
-The verifiers run in a process of their own, which bounds what one takes (`hrm_agent.training.tasks.grader`).
+The verifiers run in a process of their own, which bounds what one takes
+(`hrm_agent.training.tasks.grader`).
 
-Splits are different seeds of the same generator: a family with few distinct problems repeats itself across them.
-`reasoning_gym:arc_agi` is such a one: it draws from all of ARC-AGI-1, with turned grids and other colours. The family
-`arc_agi` is for measuring: the published tasks of one split, unchanged, each test grid once, in the library's words.
+Splits are different seeds of the same generator: a family with few distinct problems repeats itself
+across them. `reasoning_gym:arc_agi` is such a one: it draws from all of ARC-AGI-1, with turned
+grids and other colours. The family `arc_agi` is for measuring: the published tasks of one split,
+unchanged, each test grid once, in the library's words.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ __all__ = ["answer_form_is_safe", "load_arc_agi", "load_reasoning_gym"]
 MAX_ANSWER_CHARACTERS = 16 * 1024
 """Longer answers score 0."""
 
-_FUNCTIONS = frozenset({"asin", "atan", "cos", "cosh", "exp", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh"})
+_FUNCTIONS = frozenset(
+    {"asin", "atan", "cos", "cosh", "exp", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
 _TOKEN = re.compile(r"\*\*|[A-Za-z_]+|[0-9.]+|\S")
 _RATIONAL_POWER = re.compile(r"\*\*\(([0-9]{1,2})/([0-9]{1,2})\)")
 
@@ -52,12 +58,17 @@ def _matches(pattern: str) -> Callable[[str], bool]:
 
 
 def _is_arithmetic(text: str) -> bool:
-    return len(text) <= 256 and "**" not in text and re.fullmatch(r"[0-9+\-*/() ]+", text) is not None
+    return (
+        len(text) <= 256 and "**" not in text and re.fullmatch(r"[0-9+\-*/() ]+", text) is not None
+    )
 
 
 def _is_elementary(text: str) -> bool:
-    """An expression of numbers, one-letter symbols and elementary functions, with exponents of two digits."""
-    if len(text) > 512 or text.count(")**") > 2 or re.search(r"[0-9.][A-Za-z]", text):  # 1e999999999 is a number
+    """An expression of numbers, one-letter symbols and elementary functions, with exponents of two
+    digits.
+    """
+    # 1e999999999 is a number
+    if len(text) > 512 or text.count(")**") > 2 or re.search(r"[0-9.][A-Za-z]", text):
         return False
     before, previous = "", ""
     for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
@@ -65,7 +76,10 @@ def _is_elementary(text: str) -> bool:
             return False
         if token == before == "**":  # a tower of powers
             return False
-        if not (token in _FUNCTIONS or re.fullmatch(r"\*\*|[A-Za-z]|[0-9]{1,9}(\.[0-9]{0,9})?|[-+*/()]", token)):
+        if not (
+            token in _FUNCTIONS
+            or re.fullmatch(r"\*\*|[A-Za-z]|[0-9]{1,9}(\.[0-9]{0,9})?|[-+*/()]", token)
+        ):
             return False
         before, previous = previous, token
     return True
@@ -85,8 +99,9 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "spiral_matrix": _matches(r"[0-9 ]*"),
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
-"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it. What a verifier may
-take all the same is bounded by `hrm_agent.training.tasks.grader`."""
+"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it.
+What a verifier may take all the same is bounded by `hrm_agent.training.tasks.grader`.
+"""
 _COMPARED = frozenset({"game_of_life_halting"})
 """Families whose verifier takes any text for right: the answer has to be the library's own."""
 
@@ -107,20 +122,27 @@ def load_reasoning_gym(
 ) -> list[Task]:
     """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones.
 
-    `places`: only those at these places of the list; the others, which may take half a second each, are not generated.
+    `places`: only those at these places of the list; the others, which may take half a second each,
+    are not generated.
     """
     name, _, query = spec.partition("?")
     if count is None:
-        raise TaskError(f"reasoning_gym:{name} is endless.", "Say how many problems are wanted: --count N.")
+        raise TaskError(
+            f"reasoning_gym:{name} is endless.", "Say how many problems are wanted: --count N."
+        )
     wanted = range(count) if places is None else places
-    entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count, wanted)
+    entries = _dataset(
+        name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count, wanted
+    )
     return [_task(f"reasoning_gym:{spec}", name, split, seed, *entry) for entry in entries]
 
 
 def load_arc_agi(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """At most `count` problems of ARC-AGI-1's training or evaluation tasks, all of them for None."""
+    """At most `count` problems of ARC-AGI-1's training or evaluation tasks,
+    all of them for None.
+    """
     if spec:
         raise TaskError(f"arc_agi takes no parameters, {spec!r} was given.", "Write: arc_agi")
     if split not in ("train", "eval"):
@@ -140,7 +162,9 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
         from reasoning_gym.arc import board_format as board
 
     options = board.BoardFormattingOptions()
-    examples = "".join(board.format_board_pair(i, pair, options) for i, pair in enumerate(riddle["train"], 1))
+    examples = "".join(
+        board.format_board_pair(i, pair, options) for i, pair in enumerate(riddle["train"], 1)
+    )
     tasks: list[Task] = []
     for index, pair in enumerate(riddle["test"]):
         asked, answer = (board.format_board(pair[side], options) for side in ("input", "output"))
@@ -163,7 +187,9 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
 def _dataset(
     name: str, query: str, seed: int, count: int, wanted: Sequence[int]
 ) -> list[tuple[int, Any, dict[str, Any]]]:
-    """For each place that is wanted of `count`: the place, the data set, which scores, and the entry."""
+    """For each place that is wanted of `count`: the place, the data set, which scores, and the
+    entry.
+    """
     known = _registered()
     if name not in known:
         hint = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
@@ -177,7 +203,9 @@ def _dataset(
         dataset = dataset_type(config=config)
         return [(index, dataset, dataset[index]) for index in wanted]
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise TaskError(f"reasoning_gym:{name}?{query} cannot be made: {error}.", "Correct the parameters.") from error
+        raise TaskError(
+            f"reasoning_gym:{name}?{query} cannot be made: {error}.", "Correct the parameters."
+        ) from error
 
 
 def _registered() -> dict[str, tuple[Any, Any]]:
@@ -186,12 +214,18 @@ def _registered() -> dict[str, tuple[Any, Any]]:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise HrmError("reasoning-gym is not installed.", "Run: pip install reasoning-gym") from error
+        raise HrmError(
+            "reasoning-gym is not installed.", "Run: pip install reasoning-gym"
+        ) from error
     return DATASETS
 
 
 def _parameters(name: str, query: str, config_type: Any) -> dict[str, Any]:
-    known = [field.name for field in dataclasses.fields(config_type) if field.name not in ("seed", "size")]
+    known = [
+        field.name
+        for field in dataclasses.fields(config_type)
+        if field.name not in ("seed", "size")
+    ]
     given = dict(parse_qsl(query, keep_blank_values=True))
     for key in given:
         if key not in known:
@@ -206,7 +240,9 @@ def _literal(text: str) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def _task(spec: str, name: str, split: str, seed: int, index: int, dataset: Any, entry: dict[str, Any]) -> Task:
+def _task(
+    spec: str, name: str, split: str, seed: int, index: int, dataset: Any, entry: dict[str, Any]
+) -> Task:
     return Task(
         id=f"{name}:{split}:{seed}:{index}",
         family=spec,

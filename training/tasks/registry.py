@@ -16,9 +16,9 @@
 | `package.module:attribute?...`, `./file.py:attribute?...` | those of a user's own code |
 | `NAME?...` | those that an installed package has registered as NAME |
 
-A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another
-rank see the same tasks. What stands before the colon is the name of a family where there is one of that name, and a
-module otherwise.
+A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run
+and another rank see the same tasks. What stands before the colon is the name of a family where
+there is one of that name, and a module otherwise.
 """
 
 from __future__ import annotations
@@ -54,15 +54,21 @@ def _word_problems(
     from hrm_agent.training.tasks.word_problems import word_problems
 
     if spec:
-        raise TaskError(f"word_problems takes no parameters, {spec!r} was given.", "Write: word_problems")
+        raise TaskError(
+            f"word_problems takes no parameters, {spec!r} was given.", "Write: word_problems"
+        )
     if count is None:
         raise TaskError("word_problems is endless.", "Say how many problems are wanted: --count N.")
     if split not in _WORD_PROBLEM_SPLITS:
-        raise TaskError(f"word_problems has no split {split!r}.", f"Splits: {', '.join(_WORD_PROBLEM_SPLITS)}.")
+        raise TaskError(
+            f"word_problems has no split {split!r}.", f"Splits: {', '.join(_WORD_PROBLEM_SPLITS)}."
+        )
     return word_problems(_WORD_PROBLEM_SPLITS[split], seed, count)
 
 
-def _mix(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+def _mix(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     def load(part: MixturePart, wanted: int) -> list[Task]:
         return load_tasks(part.spec, split=split, seed=seed, count=wanted, folder=folder)
 
@@ -96,10 +102,13 @@ _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
 """Families whose verifier is a function of the reference answer."""
 
 
-def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+def load_tasks(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     """`count` tasks of `spec`. A finite family gives no more than it has, and all of them for None.
 
-    `folder`: where relative names of files and modules are looked for; None: where the command was typed.
+    `folder`: where relative names of files and modules are looked for; None: where the command was
+    typed.
 
     Raises `TaskError` for an unknown family or a malformed file.
     """
@@ -119,23 +128,34 @@ def _of_user(kind: str, spec: str) -> Loader:
     registered = registered_names()
     told = [f"Families: {', '.join(FAMILY_NAMES)}."]
     told += [f"Of installed packages: {', '.join(registered)}."] if registered else []
-    hint = "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or .parquet."
+    hint = (
+        "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or"
+        " .parquet."
+    )
     near = nearest(name.partition(":")[0], [*FAMILY_NAMES, *registered])
-    raise TaskError(f"There is no task family {name.partition(':')[0]!r}.", " ".join([near, *told, hint]).strip())
+    raise TaskError(
+        f"There is no task family {name.partition(':')[0]!r}.",
+        " ".join([near, *told, hint]).strip(),
+    )
 
 
 def _recorded_verifiers() -> Callable[[TaskRef, Path], Verifier | None]:
-    """`verifier_of` for the tasks of one list: what they are drawn from is drawn once for all of them."""
+    """`verifier_of` for the tasks of one list: what they are drawn from is drawn once for all of
+    them.
+    """
     return partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks))
 
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
-    """Raise `TaskError` where nothing says of some tasks what a right answer is, so that they cannot be scored."""
+    """Raise `TaskError` where nothing says of some tasks what a right answer is, so that they
+    cannot be scored.
+    """
     without = [task for task in tasks if task.verify is None]
     if without:
         raise TaskError(
-            f"{len(without)} of {len(tasks)} tasks of {spec!r} have neither a reference answer nor a verifier "
-            f"(the first: {without[0].id!r}): there is no reward to evaluate or train by.",
+            f"{len(without)} of {len(tasks)} tasks of {spec!r} have neither a reference answer nor"
+            f" a verifier (the first: {without[0].id!r}): there is no reward to evaluate or"
+            " train by.",
             "Give them an answer or a verifier, or name rewards: --rewards module:attribute.",
         )
 
@@ -143,11 +163,13 @@ def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
 def verifier_of(
     task: TaskRef, run: Path | None = None, *, load: Callable[..., list[Task]] = load_tasks
 ) -> Verifier | None:
-    """The verifier of a task on record; None where its family has none, or can no longer be asked for it.
+    """The verifier of a task on record; None where its family has none, or can no longer be asked
+    for it.
 
-    `run`: the folder of its run. What a task of a user's own is verified by stands in the code that it is from, and
-    that is run again only where the run was begun with it: a record from elsewhere may name anything. None also for
-    one that looks at a whole run, and not at its final text alone. `load`: `load_tasks`, or one that remembers.
+    `run`: the folder of its run. What a task of a user's own is verified by stands in the code that
+    it is from, and that is run again only where the run was begun with it: a record from elsewhere
+    may name anything. None also for one that looks at a whole run, and not at its final text alone.
+    `load`: `load_tasks`, or one that remembers.
     """
     name, _ = kind_of(task.family)
     if name == "store" and (original := original_of(task)) is not task:
@@ -159,16 +181,25 @@ def verifier_of(
     return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
 
 
-def _drawn_again(task: TaskRef, run: Path | None, load: Callable[..., list[Task]]) -> Verifier | None:
+def _drawn_again(
+    task: TaskRef, run: Path | None, load: Callable[..., list[Task]]
+) -> Verifier | None:
     drawn = task.metadata[DRAWN]
     try:
         kept = None if run is None else read_sources(run)
         if run is None or kept is None or task.family not in kept.specs:
             return None
         place = int(drawn["place"])
-        split, seed, count = str(drawn.get("split", "train")), int(drawn.get("seed", 0)), drawn.get("count", place + 1)
-        tasks = load(task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute())
-    except (HrmError, AttributeError, KeyError, TypeError, ValueError):  # of a record that somebody has made
+        split, seed, count = (
+            str(drawn.get("split", "train")),
+            int(drawn.get("seed", 0)),
+            drawn.get("count", place + 1),
+        )
+        tasks = load(
+            task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute()
+        )
+    # of a record that somebody has made
+    except (HrmError, AttributeError, KeyError, TypeError, ValueError):
         return None
     same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)
     return tasks[place].verify if same and tasks[place].verify_run is None else None

@@ -1,7 +1,8 @@
 """Tasks from the rows of a table: which column holds what, and what a row has to be.
 
-GSM8K's answers, a worked solution that ends with `#### 18`, are understood: what follows the last `####` is the
-reference. Statistics pair problems by their ids, so an id that comes twice is an error.
+GSM8K's answers, a worked solution that ends with `#### 18`, are understood: what follows the last
+`####` is the reference. Statistics pair problems by their ids, so an id that comes twice is an
+error.
 """
 
 from __future__ import annotations
@@ -50,18 +51,25 @@ def tasks_of_rows(
     listed = list(rows)
     tasks = [_task(family, row, columns, verifier) for row in listed]
     _no_id_twice(listed, tasks)
-    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)  # so named since the first of these families
+    # so named since the first of these families
+    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
     return tasks
 
 
 def _no_id_twice(rows: Sequence[TableRow], tasks: Sequence[Task]) -> None:
     for name, times in Counter(task.id for task in tasks).most_common(1):
         if times > 1:
-            places = ", ".join(row.where for row, task in zip(rows, tasks, strict=True) if task.id == name)
-            raise TaskError(f"The id {name!r} stands twice: {places}.", "Make it unique, or leave ?id= out.")
+            places = ", ".join(
+                row.where for row, task in zip(rows, tasks, strict=True) if task.id == name
+            )
+            raise TaskError(
+                f"The id {name!r} stands twice: {places}.", "Make it unique, or leave ?id= out."
+            )
 
 
-def _task(family: str, row: TableRow, columns: Columns, verifier: Callable[[str], Verifier]) -> Task:
+def _task(
+    family: str, row: TableRow, columns: Columns, verifier: Callable[[str], Verifier]
+) -> Task:
     answer = _answer(row, columns["answer"]) if columns["answer"] else None
     return Task(
         id=_value(row, "id", columns["id"]) if columns["id"] else row.id,
@@ -76,27 +84,36 @@ def _task(family: str, row: TableRow, columns: Columns, verifier: Callable[[str]
 def _answer(row: TableRow, column: str) -> str:
     answer = reference_answer(_value(row, "answer", column))
     if not answer:  # an empty box would be right
-        raise TaskError(f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out.")
+        raise TaskError(
+            f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out."
+        )
     return answer
 
 
 def _value(row: TableRow, role: str, column: str) -> str:
     if column not in row.values:
         known = row.values
-        hint = f"{nearest(column, known)} Name the key with ?{role}=KEY; the row has {', '.join(known) or 'none'}."
+        hint = (
+            f"{nearest(column, known)} Name the key with ?{role}=KEY; the row has"
+            f" {', '.join(known) or 'none'}."
+        )
         raise TaskError(f"{row.where}: no key {column!r}.", hint.strip())
     return plain_text(row.values[column], f"{row.where}: {column!r}")
 
 
 def plain_text(value: Any, what: str) -> str:
-    """A text, or a number as one. Raises `TaskError` for anything else; `what`: what it is, in words."""
+    """A text, or a number as one. Raises `TaskError` for anything else; `what`: what it is, in
+    words.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TaskError(f"{what} is a {type(value).__name__}.", "It must be a text or a number.")
     if isinstance(value, float) and not math.isfinite(value):
         raise TaskError(f"{what} is {value}.", "It must be a text or a number.")
     text = str(value)
     if find_surrogate(text) is not None:
-        raise TaskError(f"{what} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed.")
+        raise TaskError(
+            f"{what} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed."
+        )
     return text
 
 

@@ -1,9 +1,11 @@
-"""What the tasks of a run were read from: kept beside the run as `tasks.json`, and compared when it is resumed.
+"""What the tasks of a run were read from: kept beside the run as `tasks.json`, and compared when it
+is resumed.
 
-The folder that relative names of files and modules were looked for in is kept, so that a run is resumed from any other.
-The source of a module, and the content of a file, are kept as SHA-256: where they differ, a resumed run says so and
-goes on, for its tasks may be the same ones. (Modules that the module imports are not looked at.) An installed package
-is kept with its version, and another version is refused, since nobody has looked at what it changes.
+The folder that relative names of files and modules were looked for in is kept, so that a run is
+resumed from any other. The source of a module, and the content of a file, are kept as SHA-256:
+where they differ, a resumed run says so and goes on, for its tasks may be the same ones. (Modules
+that the module imports are not looked at.) An installed package is kept with its version, and
+another version is refused, since nobody has looked at what it changes.
 """
 
 from __future__ import annotations
@@ -23,9 +25,23 @@ from hrm_agent.errors import RunError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.mixture import read_mixture
 from hrm_agent.training.tasks.packages import find_registered, origin_of
-from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, PACKAGE, file_of, kind_of, module_name
+from hrm_agent.training.tasks.spec import (
+    FAMILY_NAMES,
+    MODULE,
+    PACKAGE,
+    file_of,
+    kind_of,
+    module_name,
+)
 
-__all__ = ["SOURCES_FILE", "TaskSources", "changed_sources", "keep_sources", "read_sources", "tasks_folder"]
+__all__ = [
+    "SOURCES_FILE",
+    "TaskSources",
+    "changed_sources",
+    "keep_sources",
+    "read_sources",
+    "tasks_folder",
+]
 
 SOURCES_FILE = "tasks.json"
 _FILES = ("aime", "csv", "jsonl", "parquet")
@@ -47,14 +63,18 @@ class TaskSources(BaseModel):
 
 
 def tasks_folder(run: Path) -> Path:
-    """Where the relative names of a run's tasks are looked for: where it was begun, or here if that is gone."""
+    """Where the relative names of a run's tasks are looked for: where it was begun, or here if that
+    is gone.
+    """
     kept = read_sources(run)
     began = Path.cwd() if kept is None else Path(kept.folder)
     return began if began.is_dir() and began != Path.cwd() else Path()
 
 
 def read_sources(run: Path) -> TaskSources | None:
-    """What is kept in the folder of a run; None where nothing is. Raises `RunError` where it cannot be read."""
+    """What is kept in the folder of a run; None where nothing is. Raises `RunError` where it cannot
+    be read.
+    """
     path = run / SOURCES_FILE
     try:
         return TaskSources.model_validate_json(path.read_bytes())
@@ -62,7 +82,9 @@ def read_sources(run: Path) -> TaskSources | None:
         return None
     except (OSError, ValidationError) as error:
         lines = str(error).splitlines()
-        raise RunError(f"{path} cannot be read: {lines[0]}.", "Delete it to take the tasks as they are now.") from error
+        raise RunError(
+            f"{path} cannot be read: {lines[0]}.", "Delete it to take the tasks as they are now."
+        ) from error
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
@@ -73,7 +95,8 @@ def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
     if not (run / SOURCES_FILE).exists():
         with replacing(run / SOURCES_FILE) as part:
             part.write_text(
-                _sources_of((spec, *others), split, Path.cwd()).model_dump_json(indent=2) + "\n", encoding="utf-8"
+                _sources_of((spec, *others), split, Path.cwd()).model_dump_json(indent=2) + "\n",
+                encoding="utf-8",
             )
 
 
@@ -102,13 +125,17 @@ def _sources_of(given: Iterable[str], split: str, folder: Path) -> TaskSources:
     specs: list[str] = []
     for spec in given:
         kind, rest = kind_of(spec)
-        specs += [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
+        specs += (
+            [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
+        )
     digests: dict[str, str] = {}
     versions: dict[str, str] = {}
     for each in specs:
         digests |= {name: _digest(path) for name, path in _files_of(each, split, folder)}
         versions |= dict(_packages_of(each))
-    return TaskSources(folder=str(folder.resolve()), specs=tuple(specs), digests=digests, versions=versions)
+    return TaskSources(
+        folder=str(folder.resolve()), specs=tuple(specs), digests=digests, versions=versions
+    )
 
 
 def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -134,7 +161,11 @@ def _source_of(module: str, folder: Path) -> Iterator[tuple[str, Path]]:
         return
     search_in(str(folder.resolve()))
     try:
-        found = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
+        found = (
+            sys.modules[module].__spec__
+            if module in sys.modules
+            else importlib.util.find_spec(module)
+        )
     except (ImportError, ValueError):  # of a package around it
         return
     if found is not None and found.has_location and found.origin:

@@ -1,4 +1,6 @@
-"""How the text of `--tasks` is read: which family it names, and what follows: `LOCATION?parameter=value&...`."""
+"""How the text of `--tasks` is read: which family it names, and what follows:
+`LOCATION?parameter=value&...`.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,14 @@ PACKAGE = "package"
 """Kind of a spec that can only be a name that an installed package has registered."""
 _BY_ENDING = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _MODULE = re.compile(
-    r"(?P<module>(?:[^:?]*/)?[^:?/]+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_]\w*)(?:\?(?P<query>.*))?", re.DOTALL
+    r"(?P<module>(?:[^:?]*/)?[^:?/]+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_]\w*)(?:\?(?P<query>.*))?",
+    re.DOTALL,
 )
 
 Loader = Callable[..., list[Task]]
-"""(rest of the spec, *, split, seed, count, folder) -> tasks. `folder`: relative names are names in it."""
+"""(rest of the spec, *, split, seed, count, folder) -> tasks. `folder`: relative names are names in
+it.
+"""
 Columns = Mapping[str, str]
 """Role of a column (`question`, `answer`, `id`) -> its name; empty: there is none."""
 
@@ -64,7 +69,9 @@ def kind_of(spec: str) -> tuple[str, str]:
     if name in FAMILY_NAMES:
         return name, rest
     location = spec.partition("?")[0]
-    if (family := _BY_ENDING.get(Path(location).suffix)) and (":" not in location or location[0] in "./~"):
+    if (family := _BY_ENDING.get(Path(location).suffix)) and (
+        ":" not in location or location[0] in "./~"
+    ):
         return family, spec
     return (MODULE if _MODULE.fullmatch(spec) else PACKAGE), spec
 
@@ -77,7 +84,9 @@ def module_name(spec: str) -> tuple[str, str, str]:
 
 
 def file_of(spec: str, split: str, folder: Path | None) -> tuple[Path, str]:
-    """The file that a spec names, `{split}` replaced in it, and its query. `folder`: of a relative name; None: here."""
+    """The file that a spec names, `{split}` replaced in it, and its query. `folder`: of a relative
+    name; None: here.
+    """
     location, _, query = spec.partition("?")
     return Path(folder or "", Path(unquote(location).replace("{split}", split)).expanduser()), query
 
@@ -91,7 +100,9 @@ def literal(text: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Kind and text of an error of somebody else's code, without line breaks and without the stop at its end."""
+    """Kind and text of an error of somebody else's code, without line breaks and without the stop
+    at its end.
+    """
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
@@ -101,7 +112,9 @@ def read_parameters(query: str) -> dict[str, Any]:
 
 
 def read_columns(family: str, query: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """Names of the columns by role, and the parameters of `others` as far as they are given. Raises `TaskError`."""
+    """Names of the columns by role, and the parameters of `others` as far as they are given. Raises
+    `TaskError`.
+    """
     given = dict(parse_qsl(query, keep_blank_values=True))
     known = (*_COLUMNS, *others)
     for name in given:

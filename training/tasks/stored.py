@@ -1,11 +1,13 @@
 """Tasks of runs on record: `store:RUN`, `store:RUN?rubric=feedback`.
 
-RUN is a run folder or a store, by its path or URL. Each prompt that its runs were given is a task once, with its
-reference answer where it has one, however often it was run. `rubric` takes only the tasks of runs that have scores of
-that name: what people gave feedback on (`feedback`), or what `hrm-agent rescore` scored. `run` takes those of one run.
+RUN is a run folder or a store, by its path or URL. Each prompt that its runs were given is a task
+once, with its reference answer where it has one, however often it was run. `rubric` takes only the
+tasks of runs that have scores of that name: what people gave feedback on (`feedback`), or what
+`hrm-agent rescore` scored. `run` takes those of one run.
 
-A task is verified as it was where it is from. One without a verifier, as a prompt from a chat is, needs rewards of
-one's own: `--rewards`. The order is a permutation drawn from the seed. A store is one split: `split` changes nothing.
+A task is verified as it was where it is from. One without a verifier, as a prompt from a chat is,
+needs rewards of one's own: `--rewards`. The order is a permutation drawn from the seed. A store is
+one split: `split` changes nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def load_stored(
 ) -> list[Task]:
     """At most `count` tasks of `RUN?query`, all of them for None. Raises `TaskError`.
 
-    `verifier_of`: the verifier of a task as it was recorded, and of the folder of its run. `folder`: of a relative
-    path; None: the working directory.
+    `verifier_of`: the verifier of a task as it was recorded, and of the folder of its run.
+    `folder`: of a relative path; None: the working directory.
     """
     del split
     where, _, query = spec.partition("?")
@@ -55,16 +57,22 @@ def load_stored(
     place = where if "://" in where else str(Path(folder or "", where).expanduser())
     try:
         with open_store(place, create=False) as store:
-            found = _scored(store, _headers(store, place, given.get("run")), given.get("rubric"), where)
+            found = _scored(
+                store, _headers(store, place, given.get("run")), given.get("rubric"), where
+            )
             run = Path(place) if Path(place).is_dir() else store.folder
     except TaskError:
         raise
     except HrmError as error:
         raise TaskError(f"store:{spec}: {error.message}", error.hint) from error
-    refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}  # the first run's
+    # the first run's
+    refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}
     names = sorted(refs)  # whatever was run first
     random.Random(derive_seed(seed, "store")).shuffle(names)
-    return [_task(f"store:{spec}", name, refs[name], verifier_of(refs[name], run)) for name in names[:count]]
+    return [
+        _task(f"store:{spec}", name, refs[name], verifier_of(refs[name], run))
+        for name in names[:count]
+    ]
 
 
 def original_of(task: TaskRef) -> TaskRef:
@@ -81,20 +89,31 @@ def original_of(task: TaskRef) -> TaskRef:
 def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory]:
     """Of a folder that shares its store with others, its own run's."""
     run_id = own_run(where) if run_id is None else run_id
-    found = store.journal.headers() if run_id is None else store.journal.headers("run_id = ?", (run_id,))
+    found = (
+        store.journal.headers()
+        if run_id is None
+        else store.journal.headers("run_id = ?", (run_id,))
+    )
     if not found:
-        raise TaskError(f"store:{where} has no runs" + (f" of {run_id!r}." if run_id else "."), "Record some first.")
+        raise TaskError(
+            f"store:{where} has no runs" + (f" of {run_id!r}." if run_id else "."),
+            "Record some first.",
+        )
     return found
 
 
-def _scored(store: RunStore, headers: list[Trajectory], rubric: str | None, where: str) -> list[Trajectory]:
+def _scored(
+    store: RunStore, headers: list[Trajectory], rubric: str | None, where: str
+) -> list[Trajectory]:
     if rubric is None:
         return headers
     scorings = store.scorings.by_rubric(rubric)
     found = [header for header in headers if header.id in scorings]
     if not found:
         known = ", ".join(store.scorings.rubrics()) or "none"
-        raise TaskError(f"store:{where} has no run with scores by {rubric!r}.", f"Scores that it has: {known}.")
+        raise TaskError(
+            f"store:{where} has no run with scores by {rubric!r}.", f"Scores that it has: {known}."
+        )
     return found
 
 

@@ -1,24 +1,27 @@
-"""Tasks from tables: `csv:FILE?question=COLUMN&answer=COLUMN`, `parquet:FILE?...`, and data sets of Hugging Face as
-`hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
+"""Tasks from tables: `csv:FILE?question=COLUMN&answer=COLUMN`, `parquet:FILE?...`, and data sets of
+Hugging Face as `hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
 
-Columns are named as the keys of JSON lines are (`hrm_agent.training.tasks.tables`), and the order is drawn in the same
-way. A file is one split, `{split}` in its name is replaced.
+Columns are named as the keys of JSON lines are (`hrm_agent.training.tasks.tables`), and the order
+is drawn in the same way. A file is one split, `{split}` in its name is replaced.
 
-A data set has splits of its own. Without `split=` training takes its `train`, and evaluation the first of its `eval`,
-`test` and `validation` that there is; `split=` names one for both, or a part of one (`train[:90%]`). It is read by the
-library `datasets`, which runs no code of a data set from version 4 on.
+A data set has splits of its own. Without `split=` training takes its `train`, and evaluation the
+first of its `eval`, `test` and `validation` that there is; `split=` names one for both, or a part
+of one (`train[:90%]`). It is read by the library `datasets`, which runs no code of a data set from
+version 4 on.
 
-Tasks from a file of JSON lines: `jsonl:FILE?question=question&answer=answer`, and `aime:FILE` in the same way.
+Tasks from a file of JSON lines: `jsonl:FILE?question=question&answer=answer`, and `aime:FILE` in
+the same way.
 
-The query names the keys of a row that hold the problem and the reference answer, `question` and `answer` unless said
-otherwise; `id` names the key of an identifier (without it, the line number). `answer=` says that there is no reference.
+The query names the keys of a row that hold the problem and the reference answer, `question` and
+`answer` unless said otherwise; `id` names the key of an identifier (without it, the line number).
+`answer=` says that there is no reference.
 
-The answers of an `aime:` file are integers from 0 to 999, and nothing but such an integer is right (`042` is 42; `84/2`
-and `42.0`, which `jsonl:` takes for 42, are not).
+The answers of an `aime:` file are integers from 0 to 999, and nothing but such an integer is right
+(`042` is 42; `84/2` and `42.0`, which `jsonl:` takes for 42, are not).
 
-A file is one split. Where `{split}` stands in FILE it is replaced, so that `jsonl:gsm8k/{split}.jsonl` names both. The
-order is a permutation of the rows drawn from the seed, and `count` takes at most that many from its beginning: no row
-comes twice.
+A file is one split. Where `{split}` stands in FILE it is replaced, so that
+`jsonl:gsm8k/{split}.jsonl` names both. The order is a permutation of the rows drawn from the seed,
+and `count` takes at most that many from its beginning: no row comes twice.
 """
 
 from __future__ import annotations
@@ -40,22 +43,31 @@ from hrm_agent.training.tasks.verify import contest_integer, contest_verifier
 __all__ = ["load_aime", "load_csv", "load_hf", "load_jsonl", "load_parquet", "read_text"]
 
 
-def load_jsonl(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
-    """At most `count` tasks of `FILE?query`, all of them for None. Raises `TaskError` naming file, line and fault."""
+def load_jsonl(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
+    """At most `count` tasks of `FILE?query`, all of them for None. Raises `TaskError` naming file,
+    line and fault.
+    """
     path, query = file_of(spec, split, folder)
     columns = read_columns("jsonl", query)
     return tasks_of_rows(f"jsonl:{spec}", _rows(path), columns, split=split, seed=seed)[:count]
 
 
-def load_aime(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+def load_aime(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     """The same of a file whose answers are integers from 0 to 999."""
     path, query = file_of(spec, split, folder)
     columns = read_columns("aime", query)
-    tasks = tasks_of_rows(f"aime:{spec}", _rows(path), columns, split=split, seed=seed, verifier=contest_verifier)
+    tasks = tasks_of_rows(
+        f"aime:{spec}", _rows(path), columns, split=split, seed=seed, verifier=contest_verifier
+    )
     for task in tasks:
         if contest_integer(task.answer or "") is None:
             message = (
-                f"{path}, line {task.metadata['line']}: the answer {task.answer!r} is not an integer from 0 to 999."
+                f"{path}, line {task.metadata['line']}: the answer {task.answer!r} is not an"
+                " integer from 0 to 999."
             )
             raise TaskError(message, "Correct it, or take jsonl: for answers of other kinds.")
     return tasks[:count]
@@ -64,7 +76,12 @@ def load_aime(spec: str, *, split: str, seed: int, count: int | None = None, fol
 def _rows(path: Path) -> list[TableRow]:
     lines = read_text(path, "a file of JSON lines").split("\n")
     rows = [
-        TableRow(f"{path}, line {number}", f"{path.name}:{number}", _row(path, number, text), _origin(path, number))
+        TableRow(
+            f"{path}, line {number}",
+            f"{path.name}:{number}",
+            _row(path, number, text),
+            _origin(path, number),
+        )
         for number, text in enumerate(lines, 1)
         if text.strip()
     ]
@@ -83,9 +100,13 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8", newline: str | 
         with path.open(encoding=encoding, newline=newline) as file:
             return file.read()
     except OSError as error:
-        raise TaskError(f"Cannot read {path}: {error.strerror}.", f"Give the path of {what}.") from error
+        raise TaskError(
+            f"Cannot read {path}: {error.strerror}.", f"Give the path of {what}."
+        ) from error
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not UTF-8 (byte {error.start}).", "Convert it to UTF-8.") from error
+        raise TaskError(
+            f"{path} is not UTF-8 (byte {error.start}).", "Convert it to UTF-8."
+        ) from error
 
 
 def _row(path: Path, line: int, text: str) -> dict[str, Any]:
@@ -93,9 +114,14 @@ def _row(path: Path, line: int, text: str) -> dict[str, Any]:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         fault = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise TaskError(f"{path}, line {line}: not JSON ({fault}).", "Each line must be one JSON object.") from error
+        raise TaskError(
+            f"{path}, line {line}: not JSON ({fault}).", "Each line must be one JSON object."
+        ) from error
     if not isinstance(row, dict):
-        raise TaskError(f"{path}, line {line}: a JSON {type(row).__name__}.", "Each line must be one JSON object.")
+        raise TaskError(
+            f"{path}, line {line}: a JSON {type(row).__name__}.",
+            "Each line must be one JSON object.",
+        )
     return row
 
 
@@ -103,8 +129,12 @@ _OF_DATA_SET = ("config", "split")
 _HELD_OUT = ("eval", "test", "validation")
 
 
-def load_csv(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
-    """At most `count` tasks of `FILE?query`, all of them for None. The first line names the columns."""
+def load_csv(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
+    """At most `count` tasks of `FILE?query`, all of them for None. The first line names the
+    columns.
+    """
     return _load_file("csv", _csv_rows, spec, split, seed, folder)[:count]
 
 
@@ -115,7 +145,9 @@ def load_parquet(
     return _load_file("parquet", _parquet_rows, spec, split, seed, folder)[:count]
 
 
-def load_hf(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+def load_hf(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     """The same of a data set of Hugging Face, by its name there or as a folder here."""
     location, _, query = spec.partition("?")
     columns = read_columns("hf", query, _OF_DATA_SET)
@@ -141,11 +173,16 @@ def _load_file(
 
 
 def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
-    """The columns that are read. Raises `TaskError`, naming those that there are, where one is lacking."""
+    """The columns that are read. Raises `TaskError`, naming those that there are, where one is
+    lacking.
+    """
     used = {role: columns[role] for role in ("question", "answer", "id") if columns[role]}
     for role, column in used.items():
         if column not in known:
-            hint = f"{nearest(column, known)} Name it with ?{role}=COLUMN; there are: {', '.join(known) or 'none'}."
+            hint = (
+                f"{nearest(column, known)} Name it with ?{role}=COLUMN; there are:"
+                f" {', '.join(known) or 'none'}."
+            )
             raise TaskError(f"{what} has no column {column!r}.", hint.strip())
     return list(dict.fromkeys(used.values()))
 
@@ -162,12 +199,16 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
             where = f"{path}, line {reader.line_num}"
             if len(values) != len(names):
                 message = f"{where}: {len(values)} values for {len(names)} columns."
-                raise TaskError(message, "Put values with a comma or a line break in them into double quotes.")
+                raise TaskError(
+                    message, "Put values with a comma or a line break in them into double quotes."
+                )
             origin = {"file": path.name, "line": reader.line_num}
             row = dict(zip(names, values, strict=True))
             yield TableRow(where, f"{path.name}:{reader.line_num}", row, origin)
     except csv.Error as error:
-        raise TaskError(f"{path}, line {reader.line_num}: not CSV ({error}).", "Correct the line.") from error
+        raise TaskError(
+            f"{path}, line {reader.line_num}: not CSV ({error}).", "Correct the line."
+        ) from error
 
 
 def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
@@ -180,27 +221,41 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
         used = _used(columns, parquet.read_schema(path).names, str(path))
         rows: list[dict[str, Any]] = parquet.read_table(path, columns=used).to_pylist()
     except OSError as error:
-        raise TaskError(f"Cannot read {path}: {error}.", "Give the path of a Parquet file.") from error
+        raise TaskError(
+            f"Cannot read {path}: {error}.", "Give the path of a Parquet file."
+        ) from error
     except pa.ArrowException as error:
-        raise TaskError(f"{path} is not Parquet: {error}.", "Give the path of a Parquet file.") from error
+        raise TaskError(
+            f"{path} is not Parquet: {error}.", "Give the path of a Parquet file."
+        ) from error
     for number, row in enumerate(rows, 1):
-        yield TableRow(f"{path}, row {number}", f"{path.name}:{number}", row, {"file": path.name, "row": number})
+        yield TableRow(
+            f"{path}, row {number}",
+            f"{path.name}:{number}",
+            row,
+            {"file": path.name, "row": number},
+        )
 
 
 def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[TableRow]:
     try:
         import datasets
     except ImportError as error:
-        raise HrmError("The library datasets is not installed.", f"Run `{to_install('datasets')}`.") from error
+        raise HrmError(
+            "The library datasets is not installed.", f"Run `{to_install('datasets')}`."
+        ) from error
     config, named = columns.get("config"), columns.get("split")
     try:
         chosen = named or _own_split(name, datasets.get_dataset_split_names(name, config), split)
         table: Any = datasets.load_dataset(name, config, split=chosen)
     except HrmError:
         raise
-    except Exception as error:  # of the library, of the file formats below it, of the network: there is no common one
+    # of the library, of the file formats below it, of the network: there is no common one
+    except Exception as error:
         message = f"The data set {name!r} cannot be loaded: {one_line(error)[:400]}."
-        raise TaskError(message, "Name a folder that holds one, or one of the hub that can be reached.") from error
+        raise TaskError(
+            message, "Name a folder that holds one, or one of the hub that can be reached."
+        ) from error
     what = f"The split {chosen!r} of {name!r}"
     used = _used(columns, table.column_names, what)
     for number, row in enumerate(table.select_columns(used)):

@@ -1,9 +1,11 @@
-"""The order in which training draws its tasks: which is drawn at a place does not depend on how many are drawn.
+"""The order in which training draws its tasks: which is drawn at a place does not depend on how
+many are drawn.
 
-So a run of 6 steps begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks are shuffled in blocks of
-a fixed number, each in an order of its own; a family that has no more is passed through again, each time in another
-order. In a mixture the next task is always of the part that is furthest behind its share, and each part goes on by
-itself: one that has few tasks repeats them sooner.
+So a run of 6 steps begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks are
+shuffled in blocks of a fixed number, each in an order of its own; a family that has no more is
+passed through again, each time in another order. In a mixture the next task is always of the part
+that is furthest behind its share, and each part goes on by itself: one that has few tasks repeats
+them sooner.
 """
 
 from __future__ import annotations
@@ -24,15 +26,22 @@ __all__ = ["interleaved", "training_tasks"]
 
 
 def training_tasks(
-    spec: str, *, seed: int, count: int, block: int, problems: int | None = None, folder: Path | None = None
+    spec: str,
+    *,
+    seed: int,
+    count: int,
+    block: int,
+    problems: int | None = None,
+    folder: Path | None = None,
 ) -> list[Task]:
-    """The first `count` tasks of the training split of `spec`; a longer list begins with the shorter one.
+    """The first `count` tasks of the training split of `spec`; a longer list begins with the
+    shorter one.
 
-    Except where a family makes other tasks for another size of its data set (Reasoning Gym's `acre`) and the list grows
-    by a block.
+    Except where a family makes other tasks for another size of its data set (Reasoning Gym's
+    `acre`) and the list grows by a block.
 
-    `problems`: size of the pool that is passed through again and again; None: all that the family has, or as many as
-    are asked for. A mixture has none.
+    `problems`: size of the pool that is passed through again and again; None: all that the family
+    has, or as many as are asked for. A mixture has none.
 
     Raises `TaskError` for what `load_tasks` refuses, and for a family without any task.
     """
@@ -47,7 +56,9 @@ def training_tasks(
         return load_reasoning_gym(rest, split="train", seed=seed, count=size, places=places)
     pool = load_tasks(spec, split="train", seed=seed, count=size, folder=folder)
     if count and not pool:
-        raise TaskError(f"{spec!r} has no task to train on.", "Name a family, or a file, that has some.")
+        raise TaskError(
+            f"{spec!r} has no task to train on.", "Name a family, or a file, that has some."
+        )
     order: list[int] = []
     while len(order) < count:
         order += _pass(len(pool), len(order) // len(pool), seed, block)
@@ -55,7 +66,9 @@ def training_tasks(
 
 
 def _pass(size: int, number: int, seed: int, block: int) -> list[int]:
-    """The order of one pass over a pool: the first in blocks, since more of the pool may be asked for later."""
+    """The order of one pass over a pool: the first in blocks, since more of the pool may be asked
+    for later.
+    """
     if number > 0:
         return _shuffled(size, derive_seed(seed, "draw", number))
     starts = range(0, size, block)
@@ -74,14 +87,20 @@ def _mixed(text: str, seed: int, count: int, block: int, folder: Path | None) ->
     parts = read_mixture(text, FAMILIES)
     order = interleaved([part.weight for part in parts], count)
     lists = [
-        iter(training_tasks(part.spec, seed=seed, count=order.count(index), block=block, folder=folder))
+        iter(
+            training_tasks(
+                part.spec, seed=seed, count=order.count(index), block=block, folder=folder
+            )
+        )
         for index, part in enumerate(parts)
     ]
     return [next(lists[index]) for index in order]
 
 
 def interleaved(weights: Sequence[float], count: int) -> list[int]:
-    """Which part each of `count` places is given to, so that every beginning is shared out by weight."""
+    """Which part each of `count` places is given to, so that every beginning is shared out by
+    weight.
+    """
     total, given = sum(weights), [0] * len(weights)
     order: list[int] = []
     for place in range(1, count + 1):

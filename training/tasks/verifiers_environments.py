@@ -1,11 +1,13 @@
-"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as `verifiers.load_environment` takes them.
+"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as
+`verifiers.load_environment` takes them.
 
-The rows of its data set become tasks, and its rubric their rewards. What the environment itself would do during a run
-is the graph's part here. So taken are environments of one turn, and those with tools that a graph can be given
-(`environment_tools`); what has turns, a state or a group of its own is refused with the reason.
+The rows of its data set become tasks, and its rubric their rewards. What the environment itself
+would do during a run is the graph's part here. So taken are environments of one turn, and those
+with tools that a graph can be given (`environment_tools`); what has turns, a state or a group of
+its own is refused with the reason.
 
-This is the library's v0 interface, which it has up to version 0.3. Where its rubric scores 0 for a function that
-raises, here the error is raised: a fault of a judge is no wrong answer.
+This is the library's v0 interface, which it has up to version 0.3. Where its rubric scores 0 for a
+function that raises, here the error is raised: a fault of a judge is no wrong answer.
 """
 
 from __future__ import annotations
@@ -44,7 +46,14 @@ _OWN_RUN = ("rollout", "setup_state", "env_response", "call_tool")
 """Methods by which an environment takes part in a run."""
 
 
-_STEP = {"response": None, "tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
+_STEP = {
+    "response": None,
+    "tokens": None,
+    "reward": None,
+    "advantage": None,
+    "is_truncated": False,
+    "extras": {},
+}
 """What the library's record of a model call has beside its messages."""
 
 
@@ -62,17 +71,24 @@ class EnvironmentRubric:
         """Weight of each function by its name; 0 for what is only watched."""
         return {name: weight for name, weight, _, _ in _functions(self.rubric)}
 
-    async def score(self, completion: Sequence[Message], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+    async def score(
+        self, completion: Sequence[Message], state: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
         """What each function gives for the messages that answer the prompt, by its name.
 
-        `state`: what else the functions find in the library's `State`. Raises what a function raises, and `ValueError`
-        for a value that is no finite number.
+        `state`: what else the functions find in the library's `State`. Raises what a function
+        raises, and `ValueError` for a value that is no finite number.
         """
         full = _state_of(self.row, completion, state or {})
-        return {name: await _value(part, function, full) for name, _, part, function in _functions(self.rubric)}
+        return {
+            name: await _value(part, function, full)
+            for name, _, part, function in _functions(self.rubric)
+        }
 
     def verify(self, text: str) -> float:
-        """The share of full marks for a final text alone, in [0, 1]: the sum over that of the positive weights."""
+        """The share of full marks for a final text alone, in [0, 1]: the sum over that of the
+        positive weights.
+        """
         return self._share([{"role": "assistant", "content": text}])
 
     def verify_run(self, trajectory: Trajectory) -> float:
@@ -89,12 +105,16 @@ class EnvironmentRubric:
 def completion_of(trajectory: Trajectory) -> list[Message]:
     """What a run has added to its prompt, as OpenAI's interface has messages.
 
-    It is the final text alone where the last model call does not go on from the first one's messages: in a graph of
-    several roles, or with messages that were rewritten.
+    It is the final text alone where the last model call does not go on from the first one's
+    messages: in a graph of several roles, or with messages that were rewritten.
     """
     calls = trajectory.own_calls
     seen = [messages_of(call, trajectory, RequestHints()) for call in (*calls[:1], *calls[-1:])]
-    first, last = (convert_to_openai_messages(list(messages or ())) for messages in seen) if calls else ([], [])
+    first, last = (
+        (convert_to_openai_messages(list(messages or ())) for messages in seen)
+        if calls
+        else ([], [])
+    )
     begun = len(first) - 1  # the last one is the answer
     if begun < 0 or last[:begun] != first[:begun]:
         return [{"role": "assistant", "content": trajectory.answer or ""}]
@@ -106,12 +126,15 @@ def load_verifiers(
 ) -> list[Task]:
     """At most `count` rows of the environment `NAME?argument=value` as tasks, all of them for None.
 
-    Training takes the data set, evaluation that for evaluation, which is the same one where there is no other.
+    Training takes the data set, evaluation that for evaluation, which is the same one where there
+    is no other.
     """
     environment = _environment(spec, str(Path(folder or "").resolve()))
     try:
         rows: Any = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()
-        order = random.Random(derive_seed(seed, "verifiers", split)).sample(range(len(rows)), len(rows))[:count]
+        order = random.Random(derive_seed(seed, "verifiers", split)).sample(
+            range(len(rows)), len(rows)
+        )[:count]
         tools = bool(getattr(environment, "tools", ()))
         tasks = [_task(rows[index], environment.rubric, tools=tools) for index in order]
     except Exception as error:  # of code that is not ours
@@ -125,16 +148,20 @@ def environment_tools(spec: str) -> list[BaseTool]:
     from langchain_core.tools import StructuredTool
 
     return [
-        StructuredTool.from_function(coroutine=tool)
-        if inspect.iscoroutinefunction(tool)
-        else StructuredTool.from_function(tool)
+        (
+            StructuredTool.from_function(coroutine=tool)
+            if inspect.iscoroutinefunction(tool)
+            else StructuredTool.from_function(tool)
+        )
         for tool in getattr(_environment(spec, str(Path.cwd())), "tools", ())
     ]
 
 
 @lru_cache(maxsize=8)
 def _environment(spec: str, folder: str) -> Any:
-    """The environment, loaded once. Raises `TaskError` for one whose tasks are nothing without it."""
+    """The environment, loaded once. Raises `TaskError` for one whose tasks are nothing without
+    it.
+    """
     name, _, query = spec.partition("?")
     library = _library()
     search_in(folder)
@@ -142,9 +169,13 @@ def _environment(spec: str, folder: str) -> Any:
         environment = library.load_environment(name, **read_parameters(query))
     except (Exception, SystemExit) as error:
         message = f"The environment verifiers:{spec} cannot be loaded: {one_line(error)}."
-        raise TaskError(message, f"Try `python -c 'import {name.split('/')[-1].replace('-', '_')}'`.") from error
+        raise TaskError(
+            message, f"Try `python -c 'import {name.split('/')[-1].replace('-', '_')}'`."
+        ) from error
     if reason := _why_not(environment):
-        raise TaskError(f"The environment verifiers:{spec} is not taken: {reason}.", "See docs/tasks.md.")
+        raise TaskError(
+            f"The environment verifiers:{spec} is not taken: {reason}.", "See docs/tasks.md."
+        )
     return environment
 
 
@@ -152,7 +183,9 @@ def _library() -> Any:
     try:
         import verifiers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise HrmError("The library verifiers is not installed.", "Run: pip install 'verifiers<0.4'") from error
+        raise HrmError(
+            "The library verifiers is not installed.", "Run: pip install 'verifiers<0.4'"
+        ) from error
     if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "ToolEnv"):
         version = getattr(verifiers, "__version__", "of this version")
         message = f"verifiers {version} has no load_environment of its v0 interface."
@@ -170,7 +203,11 @@ def _why_not(environment: Any) -> str:
         return "its tools have a state that only it can set up"
     if base is None:
         return "it answers the model in turns of its own"
-    if own := [name for name in _OWN_RUN if getattr(type(environment), name, None) is not getattr(base, name, None)]:
+    if own := [
+        name
+        for name in _OWN_RUN
+        if getattr(type(environment), name, None) is not getattr(base, name, None)
+    ]:
         return f"it takes part in a run by its own {', '.join(own)}"
     if not all(hasattr(part, "score_objects") for part in _parts(environment.rubric)):
         return "its rubric is of a version of the library before 0.3"
@@ -202,10 +239,14 @@ def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
     """The prompt as text, and as messages where it is more than one message of a user."""
     if isinstance(prompt, str):
         return prompt, None
-    messages = [{name: value for name, value in dict(said).items() if value is not None} for said in prompt]
+    messages = [
+        {name: value for name, value in dict(said).items() if value is not None} for said in prompt
+    ]
     asked = next(said["content"] for said in reversed(messages) if said["role"] == "user")
     if not isinstance(asked, str):  # parts: texts beside images
-        asked = " ".join(str(part.get("text", "")) for part in cast("list[dict[str, Any]]", asked)).strip()
+        asked = " ".join(
+            str(part.get("text", "")) for part in cast("list[dict[str, Any]]", asked)
+        ).strip()
     alone = len(messages) == 1 and messages[0]["content"] == asked
     return asked, None if alone else {"messages": messages}
 
@@ -217,7 +258,12 @@ def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
         for function, weight in zip(part.funcs, part.weights, strict=True):
             name = getattr(function, "__name__", type(function).__name__)
             seen[name] = seen.get(name, 0) + 1
-            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), float(weight), part, function
+            yield (
+                (name if seen[name] == 1 else f"{name}-{seen[name]}"),
+                float(weight),
+                part,
+                function,
+            )
 
 
 def _parts(rubric: Any) -> Iterator[Any]:
@@ -229,11 +275,16 @@ def _parts(rubric: Any) -> Iterator[Any]:
         yield rubric
 
 
-def _state_of(row: Mapping[str, Any], completion: Sequence[Message], more: Mapping[str, Any]) -> Any:
+def _state_of(
+    row: Mapping[str, Any], completion: Sequence[Message], more: Mapping[str, Any]
+) -> Any:
     """The library's `State` at the end of a run, as its functions expect it."""
     state: Any = _library().State(input=dict(row))
     state["task"] = dict(row)
-    state["prompt"], state["completion"] = prompt, said = _messages(row["prompt"]), _messages(list(completion))
+    state["prompt"], state["completion"] = prompt, said = (
+        _messages(row["prompt"]),
+        _messages(list(completion)),
+    )
     state["trajectory"] = [
         {**_STEP, "prompt": [*prompt, *said[:place]], "completion": [message]}
         for place, message in enumerate(said)
@@ -244,7 +295,9 @@ def _state_of(row: Mapping[str, Any], completion: Sequence[Message], more: Mappi
 
 
 def _messages(messages: Any) -> Any:
-    """In the library's own classes: its functions ask for `message.role` as well as for `message["role"]`."""
+    """In the library's own classes: its functions ask for `message.role` as well as for
+    `message["role"]`.
+    """
     return import_module("verifiers.utils.message_utils").normalize_messages(messages)
 
 
@@ -252,7 +305,9 @@ async def _value(rubric: Any, function: Any, state: Any) -> float:
     objects = rubric.score_objects(state)
     named = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in named.values())
-    given = objects if takes_all else {name: value for name, value in objects.items() if name in named}
+    given = (
+        objects if takes_all else {name: value for name, value in objects.items() if name in named}
+    )
     found = function(**given)
     value = float(await found if inspect.isawaitable(found) else found)
     if not math.isfinite(value):

@@ -1,7 +1,7 @@
 """Verifiers made of when two answers are equal (`hrm_agent.answers.exact`).
 
-*Which* text counts is `hrm_agent.answers.final_answer.final_answer`'s to say: the agents and the trainer read
-answers alike.
+*Which* text counts is `hrm_agent.answers.final_answer.final_answer`'s to say: the agents and the
+trainer read answers alike.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ __all__ = [
 
 
 def answer_line(text: str, prefix: str = "Answer:") -> str | None:
-    """What follows `prefix` on the last line that is not empty; None if that line does not start with it."""
+    """What follows `prefix` on the last line that is not empty; None if that line does not start
+    with it.
+    """
     lines = own_text(text).strip().splitlines()
     last = lines[-1].strip() if lines else ""
     return last[len(prefix) :].strip() if last.startswith(prefix) else None
 
 
 def text_answer(text: str) -> str | None:
-    """`final_answer`, or `answer_line` where the message has no `<answer>` (a graph's own format of a final text)."""
+    """`final_answer`, or `answer_line` where the message has no `<answer>` (a graph's own format of
+    a final text).
+    """
     return final_answer(text) if "<answer>" in own_text(text) else answer_line(text)
 
 
@@ -45,7 +49,9 @@ def exact_verifier(answer: str) -> Verifier:
 
 
 def contest_verifier(answer: str) -> Verifier:
-    """Reward 1 for a final answer that is the integer `answer`, written as one from 0 to 999 (AIME), else 0."""
+    """Reward 1 for a final answer that is the integer `answer`, written as one from 0 to 999
+    (AIME), else 0.
+    """
     expected = contest_integer(answer)
 
     def verify(text: str) -> float:
@@ -62,7 +68,9 @@ def contest_integer(text: str) -> int | None:
 
 
 def grid_verifier(answer: str) -> Verifier:
-    """Reward 1 for a final answer with the cells of the grid `answer`: rows by line, cells apart by white space."""
+    """Reward 1 for a final answer with the cells of the grid `answer`: rows by line, cells apart by
+    white space.
+    """
     expected = _cells(answer)
     return lambda text: float(_cells(_whole_answer(text)) == expected)
 

@@ -1,13 +1,15 @@
 """Word problems over unseen numbers: the tasks that the small policy is built for.
 
-A template is a table row: a text with places for numbers and words, one exact function of the numbers, one Python
-expression (the tool loop's way), and a plan of one to three subgoals (the hierarchical form's way), some of which do
-not need each other and can be solved at the same time. What makes the problems hard for a small policy is nothing but
-the numbers, and those are split by a hash: a problem of the evaluation split, whatever its names and nouns, is never
-drawn for training, under no seed.
+A template is a table row: a text with places for numbers and words, one exact function of the
+numbers, one Python expression (the tool loop's way), and a plan of one to three subgoals (the
+hierarchical form's way), some of which do not need each other and can be solved at the same time.
+What makes the problems hard for a small policy is nothing but the numbers, and those are split by a
+hash: a problem of the evaluation split, whatever its names and nouns, is never drawn for training,
+under no seed.
 
-The expected answer is computed with exact rationals, by a function that shares nothing with the Python expressions. A
-draw for which floats and the rational disagree (a value that rounds the other way at the last place) is thrown away.
+The expected answer is computed with exact rationals, by a function that shares nothing with the
+Python expressions. A draw for which floats and the rational disagree (a value that rounds the other
+way at the last place) is thrown away.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ __all__ = [
 
 Split = Literal["train", "eval"]
 Form = Literal["plain", "exact"]
-"""`plain` asks a question; `exact` prescribes the final text: `Return exactly: 'Answer: <unit>'.`"""
+"""`plain` asks a question; `exact` prescribes the final text:
+`Return exactly: 'Answer: <unit>'.`
+"""
 
 EVAL_SHARE = 10
 """One problem in so many belongs to the evaluation split."""
@@ -102,7 +106,11 @@ class WordProblem:
 
     def final_text(self, form: Form = "plain") -> str:
         """The final message that answers `prompt(form)`."""
-        return f"Answer: {self.answer}" if form == "exact" else f"<answer>\\boxed{{{self.answer}}}</answer>"
+        return (
+            f"Answer: {self.answer}"
+            if form == "exact"
+            else f"<answer>\\boxed{{{self.answer}}}</answer>"
+        )
 
     def task(self, form: Form = "plain") -> Task:
         """The problem as a task with its verifier."""
@@ -144,7 +152,10 @@ class Template:
 TEMPLATES: tuple[Template, ...] = (
     Template(
         name="tank",
-        text="A tank holds {capacity} L. It leaks {leak}% per hour for {hours} hours, then is refilled by {refill} L.",
+        text=(
+            "A tank holds {capacity} L. It leaks {leak}% per hour for {hours} hours, then is"
+            " refilled by {refill} L."
+        ),
         question="How many liters are in it? Round to 2 decimals.",
         unit="liters",
         ranges={
@@ -153,7 +164,9 @@ TEMPLATES: tuple[Template, ...] = (
             "hours": range(2, 7),
             "refill": range(10, 501),
         },
-        solve=lambda capacity, leak, hours, refill: capacity * Fraction(100 - leak, 100) ** hours + refill,
+        solve=lambda capacity, leak, hours, refill: (
+            capacity * Fraction(100 - leak, 100) ** hours + refill
+        ),
         expression="round({capacity}*(1-{leak}/100)**{hours}+{refill}, 2)",
         plan=(
             ("left", "liters left after the leak", "round({capacity}*(1-{leak}/100)**{hours}, 4)"),
@@ -217,7 +230,10 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 30)},
         solve=lambda a, b, c: Fraction(a + b, c),
         expression="({a}+{b})//{c}",
-        plan=(("found", "items found", "{a}+{b}"), ("share", "items for each friend", "found//{c}")),
+        plan=(
+            ("found", "items found", "{a}+{b}"),
+            ("share", "items for each friend", "found//{c}"),
+        ),
     ),
     Template(
         name="savings",
@@ -247,7 +263,10 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 100)},
         solve=lambda a, b, c: (a - b) * c,
         expression="({a}-{b})*{c}",
-        plan=(("day", "rolls kept each day", "{a}-{b}"), ("total", "rolls kept in all days", "day*{c}")),
+        plan=(
+            ("day", "rolls kept each day", "{a}-{b}"),
+            ("total", "rolls kept in all days", "day*{c}"),
+        ),
     ),
     Template(
         name="farm",
@@ -269,8 +288,11 @@ TEMPLATES: tuple[Template, ...] = (
 _BY_NAME = {template.name: template for template in TEMPLATES}
 
 
-def problem(template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()) -> WordProblem | None:
-    """The problem with these numbers; None where it has no positive answer of the asked precision, or floats miss it.
+def problem(
+    template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()
+) -> WordProblem | None:
+    """The problem with these numbers; None where it has no positive answer of the asked precision,
+    or floats miss it.
 
     `words` are `(who, thing, other)`, as far as the template has them.
     """
@@ -298,7 +320,9 @@ def problem(template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()
 
 
 def sample_problems(split: Split, seed: int, count: int) -> list[WordProblem]:
-    """`count` different problems of a split; a longer list with the same seed starts with the shorter one."""
+    """`count` different problems of a split; a longer list with the same seed starts with the
+    shorter one.
+    """
     return list(islice(_draws(split, seed), count))
 
 
@@ -316,7 +340,9 @@ def split_of(template: str, numbers: tuple[int, ...]) -> Split:
 
 
 def snippet_value(code: str) -> str:
-    """The repr of the last expression of one of this package's own snippets. Never for code that a policy wrote."""
+    """The repr of the last expression of one of this package's own snippets. Never for code that a
+    policy wrote.
+    """
     tree = ast.parse(code, SNIPPET)
     *before, last = tree.body
     names: dict[str, object] = {}
@@ -349,7 +375,10 @@ def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
 
 def _word_count(kind: Template) -> int:
     """How many of `(who, thing, other)` the template has."""
-    return max((i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text), default=0)
+    return max(
+        (i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text),
+        default=0,
+    )
 
 
 def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
@@ -358,7 +387,9 @@ def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, ...]:
-    """The plan with each step's code and value, every value being the one that the code before it gave."""
+    """The plan with each step's code and value, every value being the one that the code before it
+    gave.
+    """
     known: dict[str, str] = {}
     steps: list[PlanStep] = []
     for name, goal, pattern in kind.plan:

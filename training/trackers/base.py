@@ -1,7 +1,7 @@
 """What a tracker is: something that takes numbers by name, step by step.
 
-A tracker says itself which steps it holds. So one that missed rows, since the process died or the tracker was named
-later, is sent them at the next start, and none is sent twice.
+A tracker says itself which steps it holds. So one that missed rows, since the process died or the
+tracker was named later, is sent them at the next start, and none is sent twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class TrackedRun:
 
     @property
     def id(self) -> str:
-        """The name, made unique by what `tracking_id` in the folder keeps: many folders may hold a run of one name."""
+        """The name, made unique by what `tracking_id` in the folder keeps: many folders may hold a
+        run of one name.
+        """
         with _LOCK:
             kept = self.folder / "tracking_id"
             known = read_whole(kept)

@@ -1,8 +1,9 @@
 """Opens the trackers of a run, and sends them the rows of metrics.jsonl.
 
-The file is the truth and the queue: each tracker has a thread that reads what was appended since it last looked. So a
-slow tracker takes no memory and holds up nothing, and one that fails is told of once and left; the rows stay where they
-are, and whoever resumes the run sends the tracker what it lacks.
+The file is the truth and the queue: each tracker has a thread that reads what was appended since it
+last looked. So a slow tracker takes no memory and holds up nothing, and one that fails is told of
+once and left; the rows stay where they are, and whoever resumes the run sends the tracker what it
+lacks.
 """
 
 from __future__ import annotations
@@ -51,20 +52,34 @@ def require_trackers(settings: TrackSettings) -> None:
 
 @contextmanager
 def tracking(
-    settings: TrackSettings, config: BaseModel, command: str, folder: Path, tell: Tell, *, first_step: int = 0
+    settings: TrackSettings,
+    config: BaseModel,
+    command: str,
+    folder: Path,
+    tell: Tell,
+    *,
+    first_step: int = 0,
 ) -> Generator[None]:
-    """While the block runs, trackers are sent each row that `metrics.jsonl` in `folder` gets, and those that it has.
+    """While the block runs, trackers are sent each row that `metrics.jsonl` in `folder` gets, and
+    those that it has.
 
-    `first_step`: what is added to `step` of a row, so that trackers count as the console does. At the end, what is left
-    is waited for, for some seconds at most.
+    `first_step`: what is added to `step` of a row, so that trackers count as the console does. At
+    the end, what is left is waited for, for some seconds at most.
     """
     metrics = folder / METRICS_FILE
-    with _feeding(settings, config, command, folder, tell, lambda: AppendedRows(metrics), first_step):
+    with _feeding(
+        settings, config, command, folder, tell, lambda: AppendedRows(metrics), first_step
+    ):
         yield
 
 
 def track_result(
-    settings: TrackSettings, config: BaseModel, command: str, folder: Path, tell: Tell, found: Mapping[str, Any]
+    settings: TrackSettings,
+    config: BaseModel,
+    command: str,
+    folder: Path,
+    tell: Tell,
+    found: Mapping[str, Any],
 ) -> None:
     """Send the one row of a command that takes no steps; what is sent once is not sent again."""
 
@@ -111,7 +126,10 @@ def _end(feeds: list[_Feed], tell: Tell) -> None:
         feed.join(max(0.0, ends - time.monotonic()))
         if feed.is_alive():
             feed.is_left = True
-            tell(f"{feed.name} has not taken all rows in {_SECONDS_AT_THE_END:.0f} s and is left; {_LATER}")
+            tell(
+                f"{feed.name} has not taken all rows in {_SECONDS_AT_THE_END:.0f} s and is left;"
+                f" {_LATER}"
+            )
 
 
 _LATER = "the run's resume sends what it lacks."
@@ -120,7 +138,9 @@ _LATER = "the run's resume sends what it lacks."
 class _Feed(Thread):
     """Sends one tracker its rows."""
 
-    def __init__(self, name: TrackerName, run: TrackedRun, rows: Rows, tell: Tell, first_step: int) -> None:
+    def __init__(
+        self, name: TrackerName, run: TrackedRun, rows: Rows, tell: Tell, first_step: int
+    ) -> None:
         """`ending`: set when no more rows come. `is_left`: it was told of already."""
         super().__init__(name=name, daemon=True)
         self._open, self._run, self._rows, self._tell = _OPENERS[name], run, rows, tell
@@ -133,7 +153,9 @@ class _Feed(Thread):
         except Exception as error:  # a tracker's own errors are of any kind, and none is the run's
             said = " ".join(str(error).split())[:300]
             if not self.is_left:
-                self._tell(f"{self.name} failed and is left ({type(error).__name__}: {said}); {_LATER}")
+                self._tell(
+                    f"{self.name} failed and is left ({type(error).__name__}: {said}); {_LATER}"
+                )
 
     def _feed(self) -> None:
         """Open the tracker when there is a row: a run that is refused leaves nothing behind."""

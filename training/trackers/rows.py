@@ -13,9 +13,11 @@ __all__ = ["AppendedRows"]
 
 
 class AppendedRows:
-    """Called again and again, gives the rows that the file got since the last call; all of them where it was replaced.
+    """Called again and again, gives the rows that the file got since the last call; all of them
+    where it was replaced.
 
-    A run that goes on from a checkpoint replaces its file by one without the steps that are taken again.
+    A run that goes on from a checkpoint replaces its file by one without the steps that are taken
+    again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,8 @@
-"""TensorBoard: an event file in the run's folder, written with TensorBoard's own record format and no TensorFlow.
+"""TensorBoard: an event file in the run's folder, written with TensorBoard's own record format and
+no TensorFlow.
 
-A row is one record, so that a kill leaves all of a step or none of it. Each start writes a file of its own beside the
-earlier ones, which TensorBoard reads as one run.
+A row is one record, so that a kill leaves all of a step or none of it. Each start writes a file of
+its own beside the earlier ones, which TensorBoard reads as one run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _CHECKSUM_BYTES = 4
 
 
 def open_tensorboard(run: TrackedRun) -> Tracker:
-    return _TensorBoard(run.where / run.id if run.where is not None else run.folder / "tensorboard", run)
+    return _TensorBoard(
+        run.where / run.id if run.where is not None else run.folder / "tensorboard", run
+    )
 
 
 class _TensorBoard:
@@ -35,14 +38,19 @@ class _TensorBoard:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._event = _message("event", "Event")
-        self._newest = max((step for file in _event_files(folder) for step in self._steps(file)), default=-1)
+        self._newest = max(
+            (step for file in _event_files(folder) for step in self._steps(file)), default=-1
+        )
         begins = self._newest < 0
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file: BinaryIO = (folder / name).open("wb")
         self._records: Any = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
         if begins:
-            self._write(step=0, summary=_text("config", f"```json\n{json.dumps(dict(run.config), indent=2)}\n```"))
+            self._write(
+                step=0,
+                summary=_text("config", f"```json\n{json.dumps(dict(run.config), indent=2)}\n```"),
+            )
             self._write(step=0, summary=_text("run_id", run.name))
 
     def newest_step(self) -> int:
@@ -84,8 +92,14 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 def _text(name: str, text: str) -> Any:
     """A text as TensorBoard's page of texts shows it."""
-    Summary, SummaryMetadata = _message("summary", "Summary"), _message("summary", "SummaryMetadata")
-    TensorProto, TensorShapeProto = _message("tensor", "TensorProto"), _message("tensor_shape", "TensorShapeProto")
+    Summary, SummaryMetadata = (
+        _message("summary", "Summary"),
+        _message("summary", "SummaryMetadata"),
+    )
+    TensorProto, TensorShapeProto = (
+        _message("tensor", "TensorProto"),
+        _message("tensor_shape", "TensorShapeProto"),
+    )
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
     shown = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))

@@ -1,7 +1,7 @@
 """trackio: rows of its local database, which `trackio show` draws. Nothing leaves the machine.
 
-Rows go straight into the database: `trackio.init` prints on stdout, where a command's JSON goes, starts threads that
-measure the machine, and talks to the hub where its variables say so.
+Rows go straight into the database: `trackio.init` prints on stdout, where a command's JSON goes,
+starts threads that measure the machine, and talks to the hub where its variables say so.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ class _Trackio:
         from trackio.utils import TRACKIO_DIR
 
         if run.where is not None and run.where.resolve() != TRACKIO_DIR.resolve():
-            raise RuntimeError(f"this process has imported trackio already, which writes to {TRACKIO_DIR}")
+            raise RuntimeError(
+                f"this process has imported trackio already, which writes to {TRACKIO_DIR}"
+            )
         SQLiteStorage.validate_project_name(run.project)
         self._storage: Any = SQLiteStorage
         self._run = run
 
     def newest_step(self) -> int:
-        newest = self._storage.get_max_step_for_run(self._run.project, self._run.name, run_id=self._run.id)
+        newest = self._storage.get_max_step_for_run(
+            self._run.project, self._run.name, run_id=self._run.id
+        )
         return -1 if newest is None else int(newest)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         config = {**self._run.config, "run_id": self._run.name}
         names = {"run": self._run.name, "run_id": self._run.id}
-        self._storage.bulk_log(self._run.project, metrics_list=[dict(values)], steps=[step], config=config, **names)
+        self._storage.bulk_log(
+            self._run.project, metrics_list=[dict(values)], steps=[step], config=config, **names
+        )
 
     def close(self) -> None:
         """Each row is committed already."""

@@ -1,7 +1,9 @@
-"""wandb: online where a key is known or WANDB_MODE says so, else offline, to be sent by `wandb sync`. Never asks.
+"""wandb: online where a key is known or WANDB_MODE says so, else offline, to be sent by
+`wandb sync`. Never asks.
 
-Runs of one id are one run, also where several starts have written a folder each. Their files say which steps are held:
-a kill may have cost the newest ones, which wandb writes some time after it has taken them.
+Runs of one id are one run, also where several starts have written a folder each. Their files say
+which steps are held: a kill may have cost the newest ones, which wandb writes some time after it
+has taken them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class _Wandb:
         folder.mkdir(parents=True, exist_ok=True)
         files = folder.glob(f"wandb/*run-*-{id_}/run-{id_}.wandb")
         self._newest = max((step for file in files for step in steps_in(file)), default=-1)
-        # Of the machine and of the code around the run nothing is read: what is sent is the metrics.
+        # Of the machine and of the code around the run nothing is read: what is sent is the
+        # metrics.
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -73,10 +76,17 @@ class _Wandb:
 
 
 def _mode() -> Any:
-    """None: as WANDB_MODE says, or online since a key is known. Without either wandb would ask for one."""
+    """None: as WANDB_MODE says, or online since a key is known. Without either wandb would ask for
+    one.
+    """
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None
     with suppress(OSError, netrc.NetrcParseError):
-        if netrc.netrc().authenticators(re.sub(r"^\w+://", "", os.environ.get("WANDB_BASE_URL", _SERVER))) is not None:
+        if (
+            netrc.netrc().authenticators(
+                re.sub(r"^\w+://", "", os.environ.get("WANDB_BASE_URL", _SERVER))
+            )
+            is not None
+        ):
             return None
     return "offline"

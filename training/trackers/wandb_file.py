@@ -1,6 +1,8 @@
-"""Reads the file that wandb writes for a run, online and offline alike: LevelDB's log format, protobuf within.
+"""Reads the file that wandb writes for a run, online and offline alike: LevelDB's log format,
+protobuf within.
 
-In blocks of 32 KiB stand chunks, each after its checksum, length and kind; a record is one chunk or several.
+In blocks of 32 KiB stand chunks, each after its checksum, length and kind; a record is one chunk or
+several.
 """
 
 from __future__ import annotations

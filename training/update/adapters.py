@@ -1,19 +1,23 @@
 """A LoRA adapter under training, on a model whose own weights stay as they are.
 
-PEFT puts its layers into the model in place: the model is the same object of the same class, the engine's replica
-(`hrm_agent.models.local.packed_attention`) shares the adapter's weights as it shares all others, and nothing else of a
-training has to know. The adapter's weights are in single precision whatever the model's own are in, 4 bits included.
+PEFT puts its layers into the model in place: the model is the same object of the same class, the
+engine's replica (`hrm_agent.models.local.packed_attention`) shares the adapter's weights as it
+shares all others, and nothing else of a training has to know. The adapter's weights are in single
+precision whatever the model's own are in, 4 bits included.
 
-A folder of an adapter has PEFT's two files and the model's name (`hrm_agent.models.adapter_folder`): neither weights
-nor the tokenizer of the model, which a training leaves as they are. A training may start from such a folder: it trains
-that adapter on, of the rank, the strength and the layers that stand in it.
+A folder of an adapter has PEFT's two files and the model's name
+(`hrm_agent.models.adapter_folder`): neither weights nor the tokenizer of the model, which a
+training leaves as they are. A training may start from such a folder: it trains that adapter on, of
+the rank, the strength and the layers that stand in it.
 
-LoRA adapters under training, one for each of some roles of a graph, on one model whose own weights stay as they are.
+LoRA adapters under training, one for each of some roles of a graph, on one model whose own weights
+stay as they are.
 
 All roles that are not named share an adapter. Engine and trainer run the same layers
-(`hrm_agent.models.local.role_adapters`): the engine with tokens of several roles in one pass, the trainer with those of
-one at a time (`hrm_agent.training.update.batch`). A role that samples nothing in a step, or that is frozen, has no gradient,
-and its adapter stays as it is, to the bit: the optimiser passes over it, its weight decay too.
+(`hrm_agent.models.local.role_adapters`): the engine with tokens of several roles in one pass, the
+trainer with those of one at a time (`hrm_agent.training.update.batch`). A role that samples nothing
+in a step, or that is frozen, has no gradient, and its adapter stays as it is, to the bit: the
+optimiser passes over it, its weight decay too.
 
     FOLDER/                 the shared adapter, in PEFT's files; base.json names the model and the roles
     FOLDER/plan/            the adapter of the role plan, which can be served alone
@@ -45,7 +49,14 @@ from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.update.model_mode import as_it_answers
 from hrm_agent.training.update.schedule import dropout_seed
 
-__all__ = ["Adapter", "AdaptersByRole", "ReferencePolicy", "fresh_config", "recorded_config", "refused_layers"]
+__all__ = [
+    "Adapter",
+    "AdaptersByRole",
+    "ReferencePolicy",
+    "fresh_config",
+    "recorded_config",
+    "refused_layers",
+]
 
 _ALL = ("all-linear",)
 _BEYOND = (
@@ -71,18 +82,28 @@ class Adapter:
     """The layers of an adapter in a model."""
 
     def __init__(self, wrapped: Any, base: str, *, began_with: str | None = None) -> None:
-        """`wrapped` is PEFT's; `base` is the string of the model; `began_with` the folder that its weights are from."""
+        """`wrapped` is PEFT's; `base` is the string of the model; `began_with` the folder that its
+        weights are from.
+        """
         self._wrapped, self._base, self._began_with = wrapped, base, began_with
 
     @classmethod
     def put_into(
-        cls, model: Any, options: AdapterPart, *, base: str, folder: str, seed: int, start: str | None = None
+        cls,
+        model: Any,
+        options: AdapterPart,
+        *,
+        base: str,
+        folder: str,
+        seed: int,
+        start: str | None = None,
     ) -> Self:
-        """An adapter in a model, of which from here on no other weight is trained: a fresh one, which changes nothing
-        yet, or the one in the folder `start`.
+        """An adapter in a model, of which from here on no other weight is trained: a fresh one,
+        which changes nothing yet, or the one in the folder `start`.
 
-        `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` where the model has no
-        layer of those that `options` name, and `ConfigError` where they name another adapter than `start` has.
+        `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError`
+        where the model has no layer of those that `options` name, and `ConfigError` where they name
+        another adapter than `start` has.
         """
         need_package("peft", "adapters", f"lora_rank = {options.lora_rank}")
         quiet_libraries()
@@ -91,13 +112,21 @@ class Adapter:
         if start is not None and (roles := roles_on_record(start)):
             named = ", ".join(roles)
             raise ConfigError(
-                f"lora_roles names no role, and in {start} each of {named} has an adapter of its own.",
-                f"Set lora_roles to {named}; or train the adapter of one alone: {Path(start, roles[0])}.",
+                f"lora_roles names no role, and in {start} each of {named} has an adapter of its"
+                " own.",
+                f"Set lora_roles to {named}; or train the adapter of one alone:"
+                f" {Path(start, roles[0])}.",
             )
         with refused_layers(model, base, options.lora_targets), dropout_seed(seed):
-            config = fresh_config(options, model) if start is None else recorded_config(start, options, model)
+            config = (
+                fresh_config(options, model)
+                if start is None
+                else recorded_config(start, options, model)
+            )
             wrapped = peft.get_peft_model(model, config)
-        config.base_model_name_or_path = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+        config.base_model_name_or_path = (
+            str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+        )
         put = cls(wrapped, base, began_with=start)
         if start is not None:
             put.load(Path(start))
@@ -110,34 +139,54 @@ class Adapter:
         write_base(folder, self._base)
 
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote. Raises `ModelError` where they are another adapter's."""
+        """Take the weights that `save` wrote.
+        Raises `ModelError` where they are another adapter's.
+        """
         import peft
 
         given, own = load_file(folder / WEIGHTS_FILE), peft.get_peft_model_state_dict(self._wrapped)
-        shapes = [{name: weight.shape for name, weight in weights.items()} for weights in (given, own)]
+        shapes = [
+            {name: weight.shape for name, weight in weights.items()} for weights in (given, own)
+        ]
         if shapes[0] != shapes[1]:
-            name = min(name for name in given.keys() | own.keys() if shapes[0].get(name) != shapes[1].get(name))
-            raise ModelError(f"The adapter in {folder} is another one: {name!r} does not fit, for example.")
+            name = min(
+                name
+                for name in given.keys() | own.keys()
+                if shapes[0].get(name) != shapes[1].get(name)
+            )
+            raise ModelError(
+                f"The adapter in {folder} is another one: {name!r} does not fit, for example."
+            )
         peft.set_peft_model_state_dict(self._wrapped, given)
 
     def reference(self) -> nn.Module:
-        """The policy that a training starts from, to be asked for before it: the model without the adapter where that
-        is a fresh one, else with the weights that the adapter has now. All on the same weights of the model.
+        """The policy that a training starts from, to be asked for before it: the model without the
+        adapter where that is a fresh one, else with the weights that the adapter has now. All on
+        the same weights of the model.
         """
         fresh = self._began_with is None
-        return ReferencePolicy(self._wrapped.get_base_model(), self._wrapped.disable_adapter if fresh else None)
+        return ReferencePolicy(
+            self._wrapped.get_base_model(), self._wrapped.disable_adapter if fresh else None
+        )
 
 
 class ReferencePolicy(nn.Module):
-    """Runs a model with its adapters switched off, or as they are now, and without dropout. Not for gradients."""
+    """Runs a model with its adapters switched off, or as they are now, and without dropout. Not for
+    gradients.
+    """
 
     def __init__(self, model: Any, off: Callable[[], AbstractContextManager[Any]] | None) -> None:
-        """`off` switches the adapters of `model` off; None keeps a copy of their weights, to run with."""
+        """`off` switches the adapters of `model` off; None keeps a copy of their weights, to run
+        with.
+        """
         super().__init__()
-        self._held = (model,)  # in a tuple: no part of this module, which would change its mode with its own
+        # in a tuple: no part of this module, which would change its mode with its own
+        self._held = (model,)
         self._off = off
         named = () if off else model.named_parameters()
-        self._kept = {name: weight.detach().clone() for name, weight in named if weight.requires_grad}
+        self._kept = {
+            name: weight.detach().clone() for name, weight in named if weight.requires_grad
+        }
 
     @property
     def policy(self) -> nn.Module:
@@ -161,11 +210,12 @@ class ReferencePolicy(nn.Module):
 
 
 def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
-    """PEFT's configuration of an adapter that begins with nothing, with what it is on by the names that `model` has.
+    """PEFT's configuration of an adapter that begins with nothing, with what it is on by the names
+    that `model` has.
 
-    Experts that lie in one tensor are adapted as such. The router of a mixture of experts is left alone unless it is
-    named: a shift of it sends tokens to experts that were not trained for them, and the engine's rounding is enough to
-    send a token elsewhere than in the trainer.
+    Experts that lie in one tensor are adapted as such. The router of a mixture of experts is left
+    alone unless it is named: a shift of it sends tokens to experts that were not trained for them,
+    and the engine's rounding is enough to send a token elsewhere than in the trainer.
     """
     import peft
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -177,10 +227,14 @@ def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
         lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType]: a float serves as well
         lora_dropout=options.lora_dropout,
         target_modules="all-linear" if every else list(options.lora_targets),
-        exclude_modules=[name for name in routers if isinstance(model.get_submodule(name), nn.Linear)] or None,
+        exclude_modules=[
+            name for name in routers if isinstance(model.get_submodule(name), nn.Linear)
+        ]
+        or None,
         task_type="CAUSAL_LM",
     )
-    convert_peft_config_for_transformers(config, model, None)  # PEFT would, and the router would be among its targets
+    # PEFT would, and the router would be among its targets
+    convert_peft_config_for_transformers(config, model, None)
     if config.target_parameters:
         config.target_parameters = sorted(
             each
@@ -195,8 +249,14 @@ def _routers(model: nn.Module) -> list[str]:
     found: list[str] = []
     for name, layer in model.named_modules():
         path, _, last = name.rpartition(".")
-        chooses = last in ("gate", "shared_expert_gate") and hasattr(model.get_submodule(path), "experts")
-        if chooses or "router" in path.split(".") or "router" in f"{last} {type(layer).__name__}".lower():
+        chooses = last in ("gate", "shared_expert_gate") and hasattr(
+            model.get_submodule(path), "experts"
+        )
+        if (
+            chooses
+            or "router" in path.split(".")
+            or "router" in f"{last} {type(layer).__name__}".lower()
+        ):
             found.append(name)
     return found
 
@@ -204,17 +264,23 @@ def _routers(model: nn.Module) -> list[str]:
 def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
     """The configuration of the adapter in a folder; of `options` the dropout, which is a run's own.
 
-    Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for another kind.
+    Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for
+    another kind.
     """
     import peft
 
     rank = rank_on_record(start)
     if not Path(start, WEIGHTS_FILE).is_file():
-        raise ModelError(f"The adapter {start!r} has no weights ({WEIGHTS_FILE}).", "Save it by PEFT, as safetensors.")
+        raise ModelError(
+            f"The adapter {start!r} has no weights ({WEIGHTS_FILE}).",
+            "Save it by PEFT, as safetensors.",
+        )
     config: Any = peft.PeftConfig.from_pretrained(start)
     beyond = [key for key in _BEYOND if getattr(config, key, None)]
     beyond += ["bias"] if getattr(config, "bias", "none") != "none" else []
-    beyond += ["init_lora_weights"] if str(config.init_lora_weights).startswith(_CHANGE_THE_MODEL) else []
+    beyond += (
+        ["init_lora_weights"] if str(config.init_lora_weights).startswith(_CHANGE_THE_MODEL) else []
+    )
     if config.peft_type != peft.PeftType.LORA or beyond:
         what = ", ".join(beyond) or str(config.peft_type)
         raise ModelError(
@@ -229,10 +295,14 @@ def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
     )
     for key, given, known in asked:
         if given is not None and given != known:
-            shown = [", ".join(each) if isinstance(each, list) else f"{each:g}" for each in (given, known)]
+            shown = [
+                ", ".join(each) if isinstance(each, list) else f"{each:g}"
+                for each in (given, known)
+            ]
             raise ConfigError(
                 f"{key} = {shown[0]}, and the adapter in {start} has {shown[1]}.",
-                f"Set {key} to {shown[1]} to train that adapter on, or name its model as policy for a new one.",
+                f"Set {key} to {shown[1]} to train that adapter on, or name its model as policy for"
+                " a new one.",
             )
     config.lora_dropout, config.inference_mode = options.lora_dropout, False
     config.init_lora_weights = True  # the weights come from the folder
@@ -259,24 +329,46 @@ def _targets(config: Any) -> list[str]:
 
 def _linear(model: nn.Module) -> list[str]:
     """Last parts of the names of the layers that an adapter can be put on."""
-    return sorted({name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)})
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Linear)
+        }
+    )
 
 
 class AdaptersByRole(Adapter):
     """The layers of several adapters in a model."""
 
     def __init__(
-        self, model: Any, base: str, *, route: AdapterRoute, configs: Sequence[Any], began_with: str | None
+        self,
+        model: Any,
+        base: str,
+        *,
+        route: AdapterRoute,
+        configs: Sequence[Any],
+        began_with: str | None,
     ) -> None:
-        """`configs` are PEFT's, of the shared adapter and of each role's; `base` is the string of the model."""
+        """`configs` are PEFT's, of the shared adapter and of each role's; `base` is the string of
+        the model.
+        """
         super().__init__(model, base, began_with=began_with)
         self._route, self._configs = route, configs
 
     @classmethod
     def put_into(
-        cls, model: Any, options: AdapterPart, *, base: str, folder: str, seed: int, start: str | None = None
+        cls,
+        model: Any,
+        options: AdapterPart,
+        *,
+        base: str,
+        folder: str,
+        seed: int,
+        start: str | None = None,
     ) -> Self:
-        """As `Adapter.put_into`. Adapters begin with those of their roles in `start`, or all with the one that it has.
+        """As `Adapter.put_into`. Adapters begin with those of their roles in `start`, or all with
+        the one that it has.
 
         Raises `ConfigError` where `start` has adapters of other roles.
         """
@@ -291,13 +383,17 @@ class AdaptersByRole(Adapter):
         with refused_layers(model, base, options.lora_targets), dropout_seed(seed):
             route = put_adapters(model, configs, roles)
         for config in configs:
-            config.base_model_name_or_path = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+            config.base_model_name_or_path = (
+                str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+            )
         for name, each in zip(route.names().values(), began_with or (), strict=False):
             read_adapter(model, name, each)
         return cls(model, base, route=route, configs=configs, began_with=start)
 
     def save(self, folder: Path) -> None:
-        """The shared adapter, and in a folder for each role its own; each with the name of the model."""
+        """The shared adapter, and in a folder for each role its own; each with the name of the
+        model.
+        """
         for (role, name), config in zip(self._route.names().items(), self._configs, strict=True):
             own = folder / role
             own.mkdir(parents=True, exist_ok=True)
@@ -307,13 +403,15 @@ class AdaptersByRole(Adapter):
             write_base(own, self._base, () if role else self._route.roles)
 
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote. Raises `ModelError` where they are other adapters'."""
+        """Take the weights that `save` wrote.
+        Raises `ModelError` where they are other adapters'.
+        """
         for role, name in self._route.names().items():
             read_adapter(self._wrapped, name, folder / role)
 
     def reference(self) -> nn.Module:
-        """The policy that a training starts from, to be asked for before it: the model without adapters where they are
-        fresh ones, else with the weights that they have now.
+        """The policy that a training starts from, to be asked for before it: the model without
+        adapters where they are fresh ones, else with the weights that they have now.
         """
         return ReferencePolicy(self._wrapped, self._route.off if self._began_with is None else None)
 
@@ -325,7 +423,8 @@ def _folders(start: str, roles: Sequence[str]) -> list[Path]:
         return [Path(start) for _ in ("", *roles)]
     if set(known) != set(roles):
         raise ConfigError(
-            f"lora_roles = {', '.join(roles)}, and the adapters in {start} are of {', '.join(known)}.",
+            f"lora_roles = {', '.join(roles)}, and the adapters in {start} are of"
+            f" {', '.join(known)}.",
             f"Set lora_roles to {', '.join(known)} to train those on.",
         )
     return [Path(start), *(Path(start, role) for role in roles)]

@@ -1,32 +1,34 @@
 """Trajectories to tensors: each sampled token trained exactly once, each inserted token never.
 
-A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is sequences. So each path from
-a root to a leaf becomes one *row*. Where paths share a prefix, its tokens stand in each of their rows, as context, but
-the loss mask is on in the first row only: counted twice they would weigh twice. For the same reason the calls that a
-forked run inherited are context in its rows: they are trained where they were made.
+A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is
+sequences. So each path from a root to a leaf becomes one *row*. Where paths share a prefix, its
+tokens stand in each of their rows, as context, but the loss mask is on in the first row only:
+counted twice they would weigh twice. For the same reason the calls that a forked run inherited are
+context in its rows: they are trained where they were made.
 
-A micro-batch is flat: the tokens that are forwarded, each with its position and the token before it, and beside them
-one entry for each token that is trained. How they are forwarded (`hrm_agent.training.update.logprobs`) decides which rows
-stand together, under a budget of the tokens that it takes:
+A micro-batch is flat: the tokens that are forwarded, each with its position and the token before
+it, and beside them one entry for each token that is trained. How they are forwarded
+(`hrm_agent.training.update.logprobs`) decides which rows stand together, under a budget of the
+tokens that it takes:
 
 * padded: rows of like length, the budget counts the padding
 * packed: rows of like length, one after the other
 * tree: rows with common prefixes, each prefix once; so siblings of a group stand together
 
-What a call was sampled at is what it is trained at: each token has its call's temperature, and the loss takes the log
-softmax of the logits divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
-schema) are context: `no_gradient` says why.
+What a call was sampled at is what it is trained at: each token has its call's temperature, and the
+loss takes the log softmax of the logits divided by it. Calls whose tokens are no sample of that
+distribution (temperature 0, top-p, a schema) are context: `no_gradient` says why.
 
-By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a weight stands at the
-place of the token that it belongs to.
+By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a
+weight stands at the place of the token that it belongs to.
 
 One batch of rollouts cut into several, each for an optimiser step of its own.
 
 Rows of tokens that share prefixes, as a tree in which each prefix stands once.
 
-Siblings of a group begin with one prompt, and the rows of one rollout with what its calls have in common. In
-lexicographic order rows that share most stand together, and what a row adds to those before it is what it does not
-share with its neighbours.
+Siblings of a group begin with one prompt, and the rows of one rollout with what its calls have in
+common. In lexicographic order rows that share most stand together, and what a row adds to those
+before it is what it does not share with its neighbours.
 """
 
 # Shapes stand in the names of fields too.
@@ -49,7 +51,15 @@ from torch import Tensor
 
 from hrm_agent.errors import ConfigError, ModelError
 from hrm_agent.training.update.advantages import Credit, as_recorded
-from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict, derive_seed
+from hrm_agent.trajectory import (
+    Call,
+    DropReason,
+    LogprobKind,
+    Overlay,
+    Trajectory,
+    Verdict,
+    derive_seed,
+)
 from hrm_agent.trajectory.forest import paths
 
 __all__ = [
@@ -73,7 +83,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """N tokens, a parent before its children, and all that descends from a token directly behind it."""
+    """N tokens, a parent before its children, and all that descends from a token directly behind
+    it.
+    """
 
     token_ids: np.ndarray
     """Token ids."""
@@ -91,7 +103,8 @@ def lexicographic(token_ids: np.ndarray) -> bytes:
 
 
 def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
-    """The rows one after the other; `shared`: each without what it has in common with the one before it.
+    """The rows one after the other; `shared`: each without what it has in common with the one
+    before it.
 
     With `shared`, rows in lexicographic order become a tree in which no prefix stands twice.
     """
@@ -104,7 +117,9 @@ def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
         indices.append(np.concatenate([indices[-1][:common], added]) if common else added)
         commons.append(common)
         size += len(added)
-    positions = np.concatenate([np.arange(common, len(row)) for common, row in zip(commons, rows, strict=True)])
+    positions = np.concatenate(
+        [np.arange(common, len(row)) for common, row in zip(commons, rows, strict=True)]
+    )
     parents = np.arange(size) - 1
     for common, places in zip(commons, indices, strict=True):
         if common < len(places):
@@ -139,7 +154,9 @@ class GrowingTree:
 
 
 ForwardName = Literal["padded", "packed", "tree"]
-"""How tokens reach the model: rows padded to one length, rows one after the other, or each shared prefix once."""
+"""How tokens reach the model: rows padded to one length, rows one after the other, or each shared
+prefix once.
+"""
 
 
 class NoGradient(StrEnum):
@@ -154,7 +171,9 @@ class NoGradient(StrEnum):
     NUCLEUS = "nucleus_calls"
     """top_p below 1: the distribution sampled from is renormalised, and not the policy's."""
     UNTRAINABLE = "untrainable_calls"
-    """Any other reason that `Call.untrainable` gives: no token ids, log-probs of an unknown kind."""
+    """Any other reason that `Call.untrainable` gives: no token ids,
+    log-probs of an unknown kind.
+    """
 
 
 def no_gradient(call: Call, policy: str) -> NoGradient | None:
@@ -185,7 +204,9 @@ class Row:
     temperatures: np.ndarray
     """At which the token was sampled; 1 where not trained."""
     old_temperatures: np.ndarray
-    """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not trained."""
+    """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not
+    trained.
+    """
     versions: np.ndarray
     """Policy version that sampled the token; 0 where not trained."""
     sequence: int = 0
@@ -201,7 +222,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """N tokens that are forwarded, each once, and K entries of the loss, in row-major order of the rows."""
+    """N tokens that are forwarded, each once, and K entries of the loss, in row-major order of the
+    rows.
+    """
 
     token_ids_N: Int[Tensor, " N"]
     """Token ids; no padding among them."""
@@ -210,7 +233,9 @@ class MicroBatch:
     parents_N: Int[Tensor, " N"]
     """Index in N of the token before it; -1 for the first of a sequence."""
     loss_indices_K: Int[Tensor, " K"]
-    """Index in N of each token to train, never of a first one. Siblings that sampled the same have an entry each."""
+    """Index in N of each token to train, never of a first one. Siblings that sampled the same have
+    an entry each.
+    """
     weights_K: Float[Tensor, " K"]
     """Advantage times credit."""
     old_logprobs_K: Float[Tensor, " K"]
@@ -222,7 +247,9 @@ class MicroBatch:
     versions_K: Int[Tensor, " K"]
     """Policy version that sampled the token."""
     sequences_K: Int[Tensor, " K"]
-    """Number of the token's trajectory within the batch of the whole step, the same in all micro-batches."""
+    """Number of the token's trajectory within the batch of the whole step, the same in all
+    micro-batches.
+    """
     lengths_K: Float[Tensor, " K"]
     """Trained tokens of that trajectory in the whole step."""
     role: str = ""
@@ -236,8 +263,12 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
-        moved = {name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()})
+        moved = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")
+        }
+        return replace(
+            self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()}
+        )
 
 
 def build_batches(
@@ -251,12 +282,16 @@ def build_batches(
     roles: Collection[str] = (),
     may_be_empty: bool = False,
 ) -> list[MicroBatch]:
-    """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an adapter of their own.
+    """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an
+    adapter of their own.
 
-    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it
+    `may_be_empty`.
     """
     rows = kept_rows(trajectories, overlays, credit, roles, may_be_empty=may_be_empty)
-    return micro_batches(rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories)
+    return micro_batches(
+        rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories
+    )
 
 
 def kept_rows(
@@ -267,36 +302,51 @@ def kept_rows(
     *,
     may_be_empty: bool = False,
 ) -> list[Row]:
-    """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
+    """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was
+    kept.
 
-    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of its trajectory.
+    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of
+    its trajectory.
 
-    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it
+    `may_be_empty`.
     """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
     whole = [by_id[overlay.trajectory_id] for overlay in kept]
     weights = credit(whole, kept)
-    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence, roles)]
+    rows = [
+        row
+        for sequence, each in enumerate(whole)
+        for row in linearise(each, weights, sequence, roles)
+    ]
     if kept and not rows and not may_be_empty:
         raise ModelError(
-            f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
-            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1; freeze not all "
-            "roles.",
+            f"None of the {len(kept)} kept trajectories has a sampled token to train on:"
+            f" {_why_untrainable(whole[0])}.",
+            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p"
+            " 1; freeze not all roles.",
         )
     return rows
 
 
 def linearise(
-    trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0, roles: Collection[str] = ()
+    trajectory: Trajectory,
+    weight_by_call: Mapping[str, float],
+    sequence: int = 0,
+    roles: Collection[str] = (),
 ) -> list[Row]:
-    """One row for each path that has tokens to train; `sequence`: the trajectory's number within the batch.
+    """One row for each path that has tokens to train; `sequence`: the trajectory's number within
+    the batch.
 
-    `roles` have adapters of their own. A call was sampled through its role's, with all that is before it: so a path
-    whose calls are of several adapters becomes a row for each, in which calls of the others are context. Calls
-    without a weight, untrainable ones, other models' and those that a fork inherited are context only.
+    `roles` have adapters of their own. A call was sampled through its role's, with all that is
+    before it: so a path whose calls are of several adapters becomes a row for each, in which calls
+    of the others are context. Calls without a weight, untrainable ones, other models' and those
+    that a fork inherited are context only.
     """
-    free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
+    free = {
+        call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None
+    }
     own = free & weight_by_call.keys()
     trained: set[str] = set()
     rows: list[Row] = []
@@ -304,7 +354,8 @@ def linearise(
         fresh = {c.id: _adapter_of(c, roles) for c in path if c.id in own and c.id not in trained}
         for role in dict.fromkeys(fresh.values()):
             mine = [name for name, adapter in fresh.items() if adapter == role]
-            # A path stops at its last call with something to train: what follows is nobody's context.
+            # A path stops at its last call with something to train: what follows is nobody's
+            # context.
             last = max(place for place, call in enumerate(path) if call.id in mine)
             row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
             if row.loss_mask.any():
@@ -339,8 +390,13 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
             if call.logprob_kind is LogprobKind.TEMPERED:
                 old_temperatures[span] = temperatures[span]
     if loss_mask[:1].any():
-        raise ValueError(f"call {path[0].id} begins with a sampled token: nothing predicts the first of a sequence")
-    return Row(token_ids, loss_mask, old_logprobs, weights, temperatures, old_temperatures, versions)
+        raise ValueError(
+            f"call {path[0].id} begins with a sampled token: nothing predicts the first of a"
+            " sequence"
+        )
+    return Row(
+        token_ids, loss_mask, old_logprobs, weights, temperatures, old_temperatures, versions
+    )
 
 
 def _why_untrainable(trajectory: Trajectory) -> str:
@@ -348,15 +404,21 @@ def _why_untrainable(trajectory: Trajectory) -> str:
     others = [call.model for call in trajectory.own_calls if call.model != trajectory.policy]
     if not reasons and others:
         return f"its calls are of {others[0]!r}, the policy is {trajectory.policy!r}"
-    if not reasons and any(no_gradient(call, trajectory.policy) is None for call in trajectory.own_calls):
+    if not reasons and any(
+        no_gradient(call, trajectory.policy) is None for call in trajectory.own_calls
+    ):
         return "the roles of its calls are frozen"
     return reasons[0] if reasons else "no call sampled a token"
 
 
 def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """Calls that carry no gradient, by reason: metrics of a step. Of what was kept, or left out for this very lack."""
+    """Calls that carry no gradient, by reason: metrics of a step. Of what was kept, or left out for
+    this very lack.
+    """
     counted = {o.trajectory_id for o in overlays if _is_counted(o)}
-    found = Counter(no_gradient(call, t.policy) for t in trajectories if t.id in counted for call in t.own_calls)
+    found = Counter(
+        no_gradient(call, t.policy) for t in trajectories if t.id in counted for call in t.own_calls
+    )
     return {f"select/{reason.value}": float(found[reason]) for reason in NoGradient}
 
 
@@ -365,13 +427,19 @@ def _is_counted(overlay: Overlay) -> bool:
 
 
 def micro_batches(
-    rows: Iterable[Row], *, token_budget: int, forward: ForwardName = "padded", whole_trajectories: bool = False
+    rows: Iterable[Row],
+    *,
+    token_budget: int,
+    forward: ForwardName = "padded",
+    whole_trajectories: bool = False,
 ) -> list[MicroBatch]:
-    """Rows in groups that take at most `token_budget` tokens (a longer row stands alone), longest first.
+    """Rows in groups that take at most `token_budget` tokens (a longer row stands alone), longest
+    first.
 
-    Longest first, so that a budget too large for the memory fails at once and not late in the step; of a tree, in the
-    order of their tokens. With `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
-    Rows that go through different adapters never stand together.
+    Longest first, so that a budget too large for the memory fails at once and not late in the step;
+    of a tree, in the order of their tokens. With `whole_trajectories` all rows of a trajectory are
+    in one micro-batch, whatever it takes. Rows that go through different adapters never stand
+    together.
     """
     by_role: dict[str, list[Row]] = {}
     for row in rows:
@@ -445,7 +513,11 @@ class _Tree:
         return self.tree.size
 
 
-_TAKEN: dict[ForwardName, type[_Padded | _Packed | _Tree]] = {"padded": _Padded, "packed": _Packed, "tree": _Tree}
+_TAKEN: dict[ForwardName, type[_Padded | _Packed | _Tree]] = {
+    "padded": _Padded,
+    "packed": _Packed,
+    "tree": _Tree,
+}
 
 
 def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
@@ -469,7 +541,9 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
         old_temperatures_K=trained("old_temperatures"),
         versions_K=trained("versions"),
         sequences_K=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
-        lengths_K=torch.from_numpy(np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)),
+        lengths_K=torch.from_numpy(
+            np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)
+        ),
         role=rows[0].role,
         forward=forward,
     )
@@ -478,9 +552,9 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
 def split_kept(overlays: Sequence[Overlay], count: int, *, seed: int) -> list[list[Overlay]]:
     """The kept overlays in `count` parts whose sizes differ by one at most, for `build_batches`.
 
-    Drawn at random, by `seed` and step, so that no part has the rollouts of a few prompts only. A rollout is whole in
-    its part: its tokens have one ratio in GSPO, and one mean in the aggregation by sequence. One part is the overlays
-    in their order.
+    Drawn at random, by `seed` and step, so that no part has the rollouts of a few prompts only. A
+    rollout is whole in its part: its tokens have one ratio in GSPO, and one mean in the aggregation
+    by sequence. One part is the overlays in their order.
     """
     if count < 1:
         raise ConfigError(f"A batch cannot be cut into {count} mini-batches.", "Take 1 or more.")

@@ -1,16 +1,19 @@
-"""Bound on the difference of engine and trainer log-probs beyond which a step's rollouts are another policy's.
+"""Bound on the difference of engine and trainer log-probs beyond which a step's rollouts are
+another policy's.
 
-Engine and trainer are assumed to be one policy; `engine_difference`, the mean absolute difference of their log-probs of
-the trained tokens, is what is seen of that. The bounds stand well above what right engines differ by, and below what
-wrong ones were seen to:
+Engine and trainer are assumed to be one policy; `engine_difference`, the mean absolute difference
+of their log-probs of the trained tokens, is what is seen of that. The bounds stand well above what
+right engines differ by, and below what wrong ones were seen to:
 
-* float32: right ones differ by 1e-7 to 1e-5; a cache of former weights made 1e-3, former weights 1e-2;
-* half precision: 0.016 between bfloat16 and float32 of one policy, and engines of the same dtype are no closer;
-* 8 and 4 bits against unrounded weights: divergences of 0.0015 to 0.005 and 0.06 to 0.14 nats were measured, which are
-  differences of about sqrt(KL): 0.04 to 0.07 and 0.25 to 0.37.
+* float32: right ones differ by 1e-7 to 1e-5; a cache of former weights made 1e-3, former weights
+  1e-2;
+* half precision: 0.016 between bfloat16 and float32 of one policy, and engines of the same dtype
+  are no closer;
+* 8 and 4 bits against unrounded weights: divergences of 0.0015 to 0.005 and 0.06 to 0.14 nats were
+  measured, which are differences of about sqrt(KL): 0.04 to 0.07 and 0.25 to 0.37.
 
-Small differences of weights are not seen by this, and have the proof of each publish. Tokens of older weights differ by
-what was learnt since, and are not judged.
+Small differences of weights are not seen by this, and have the proof of each publish. Tokens of
+older weights differ by what was learnt since, and are not judged.
 """
 
 from __future__ import annotations
@@ -30,24 +33,30 @@ _EIGHT = ("8", "ptpc")
 
 
 def difference_bound(dtype: str, quantization: str = "") -> float:
-    """Nats that `engine_difference` may have with weights of a dtype, and rounded beyond it if so."""
+    """Nats that `engine_difference` may have with weights of a dtype,
+    and rounded beyond it if so.
+    """
     if quantization:
         return _EIGHT_BITS if any(sign in quantization for sign in _EIGHT) else _FOUR_BITS
     return _BY_DTYPE.get(dtype, _HALF)
 
 
-def refuse_difference(row: Mapping[str, Any], formats: Mapping[str, float], limit: float | None) -> None:
+def refuse_difference(
+    row: Mapping[str, Any], formats: Mapping[str, float], limit: float | None
+) -> None:
     """Raise `ModelError` where a step's engine and trainer are too far apart to be one policy.
 
-    `row`: metrics of the update. `formats`: what trainer and engines compute in, and the bound of each.
+    `row`: metrics of the update. `formats`: what trainer and engines compute in, and the bound of
+    each.
     """
     found, oldest = float(row["engine_difference"]), float(row["staleness_max"])
     bound = limit if limit is not None else max(formats.values())
     if math.isnan(found) or found <= bound or oldest > 0:
         return
     raise ModelError(
-        f"Engine and trainer are not the same policy: engine_difference is {found:.2g} nats, and {bound:g} is allowed "
-        f"in {' and '.join(formats)}. This step was not kept.",
-        "Its rollouts are on record: look at what sampled them, and at docs/metrics.md for what a difference may come "
-        "from. To go on all the same, resume with --engine-difference-limit and a number above it.",
+        f"Engine and trainer are not the same policy: engine_difference is {found:.2g} nats, and"
+        f" {bound:g} is allowed in {' and '.join(formats)}. This step was not kept.",
+        "Its rollouts are on record: look at what sampled them, and at docs/metrics.md for what a"
+        " difference may come from. To go on all the same, resume with --engine-difference-limit"
+        " and a number above it.",
     )

@@ -1,14 +1,17 @@
-"""From gradients to a step, for every trainer alike: exchanged between ranks, clipped, and taken where it is finite.
+"""From gradients to a step, for every trainer alike: exchanged between ranks, clipped, and taken
+where it is finite.
 
-Gradients stay on their rank until the last micro-batch of a step has been through (`kept_on_rank`). Then they are
-averaged over the ranks here, and not by the data-parallel wrapper: that one waits for a gradient of every parameter in
-each backward pass, and a model may have parameters that a step does not use. A vision tower has none of text, experts
-have none where no token was routed to them, a role's adapter has none where the role sampled nothing; and what one rank
-does not use another one may. A parameter that a rank has used has a gradient on all of them, and one that none has used
-has none on any, as in one process: the optimiser passes over it, its weight decay too.
+Gradients stay on their rank until the last micro-batch of a step has been through (`kept_on_rank`).
+Then they are averaged over the ranks here, and not by the data-parallel wrapper: that one waits for
+a gradient of every parameter in each backward pass, and a model may have parameters that a step
+does not use. A vision tower has none of text, experts have none where no token was routed to them,
+a role's adapter has none where the role sampled nothing; and what one rank does not use another one
+may. A parameter that a rank has used has a gradient on all of them, and one that none has used has
+none on any, as in one process: the optimiser passes over it, its weight decay too.
 
-A step over numbers that are not finite would end a training for good, so it is not taken. One overflow must not end a
-run of days; a run in which no step can be taken ends with an error, and so does one whose weights a step has ruined.
+A step over numbers that are not finite would end a training for good, so it is not taken. One
+overflow must not end a run of days; a run in which no step can be taken ends with an error, and so
+does one whose weights a step has ruined.
 """
 
 from __future__ import annotations
@@ -37,30 +40,53 @@ _MOST_IN_A_ROW = 10
 
 
 def kept_on_rank(model: nn.Module, accelerator: Accelerator | None) -> AbstractContextManager[Any]:
-    """Within the block a backward pass exchanges nothing. Sharded weights (FSDP2) exchange theirs all the same."""
+    """Within the block a backward pass exchanges nothing. Sharded weights (FSDP2) exchange theirs
+    all the same.
+    """
     return nullcontext() if accelerator is None else accelerator.no_sync(model)
 
 
 def clip(model: nn.Module, accelerator: Accelerator | None, max_norm: float) -> Tensor:
-    """Average gradients over ranks and scale them down to `max_norm`; their L2 norm before that, over all of them."""
+    """Average gradients over ranks and scale them down to `max_norm`; their L2 norm before that,
+    over all of them.
+    """
     if accelerator is None:
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     if accelerator.num_processes > 1:
-        _average(each for each in model.parameters() if each.requires_grad and not isinstance(each, DTensor))
+        _average(
+            each
+            for each in model.parameters()
+            if each.requires_grad and not isinstance(each, DTensor)
+        )
     norm: Any = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-    return norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(0.0 if norm is None else norm)
+    return (
+        norm.full_tensor()
+        if isinstance(norm, DTensor)
+        else torch.as_tensor(0.0 if norm is None else norm)
+    )
 
 
 @torch.no_grad()
 def _average(weights: Iterable[nn.Parameter]) -> None:
-    """The mean of each gradient over all ranks; where a rank has none and another has, it counts as 0."""
+    """The mean of each gradient over all ranks; where a rank has none and another has, it counts as
+    0.
+    """
     every = list(weights)
     if not every:
         return
-    used = torch.tensor([each.grad is not None for each in every], dtype=torch.uint8, device=every[0].device)
+    used = torch.tensor(
+        [each.grad is not None for each in every], dtype=torch.uint8, device=every[0].device
+    )
     distributed.all_reduce(used, distributed.ReduceOp.MAX)
-    for bucket in _buckets([each for each, is_used in zip(every, used.tolist(), strict=True) if is_used]):
-        flat = torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in bucket])
+    for bucket in _buckets(
+        [each for each, is_used in zip(every, used.tolist(), strict=True) if is_used]
+    ):
+        flat = torch.cat(
+            [
+                (torch.zeros_like(each) if each.grad is None else each.grad).flatten()
+                for each in bucket
+            ]
+        )
         distributed.all_reduce(flat)
         flat /= distributed.get_world_size()
         for each, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
@@ -86,7 +112,8 @@ def step_if_finite(
     norm: Tensor,
     accelerator: Accelerator | None = None,
 ) -> bool:
-    """Take a step of each optimiser where the gradient's `norm` is finite, and drop the gradient; whether it was taken.
+    """Take a step of each optimiser where the gradient's `norm` is finite, and drop the gradient;
+    whether it was taken.
 
     Raises `RunError` where weights were finite before the step and are not after it.
     """
@@ -103,7 +130,8 @@ def step_if_finite(
             raise RunError(
                 f"A step has made {count} of the model's tensors not finite{example}: "
                 f"the norm of the gradient was {float(norm):.3g}, the learning rate {rate:.3g}.",
-                "Checkpoints are of the weights before. Lower the learning rate, in a new run that starts from one.",
+                "Checkpoints are of the weights before. Lower the learning rate, in a new run that"
+                " starts from one.",
             )
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -112,14 +140,25 @@ def step_if_finite(
 
 @torch.no_grad()
 def weights_not_finite(model: nn.Module) -> list[str]:
-    """Names of what is trained and holds a number that is not finite; of sharded weights by this rank's share."""
-    named = [(name, _own(weight)) for name, weight in model.named_parameters() if weight.requires_grad]
+    """Names of what is trained and holds a number that is not finite; of sharded weights by this
+    rank's share.
+    """
+    named = [
+        (name, _own(weight)) for name, weight in model.named_parameters() if weight.requires_grad
+    ]
     named = [(name, weight) for name, weight in named if weight.numel()]
     if not named:
         return []
-    # A sum reads each number once, and is finite where all are, but for numbers at the end of their range.
-    sums = torch.stack([weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for _, weight in named])
-    suspects = [pair for pair, is_finite in zip(named, sums.isfinite().tolist(), strict=True) if not is_finite]
+    # A sum reads each number once, and is finite where all are, but for numbers at the end of their
+    # range.
+    sums = torch.stack(
+        [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for _, weight in named]
+    )
+    suspects = [
+        pair
+        for pair, is_finite in zip(named, sums.isfinite().tolist(), strict=True)
+        if not is_finite
+    ]
     return [name for name, weight in suspects if not bool(weight.isfinite().all())]
 
 
@@ -154,6 +193,6 @@ class SkippedSteps:
 def _cannot_recover(said: str) -> RunError:
     return RunError(
         f"{said}: {NOT_FINITE}, and the weights stay as they are.",
-        "Look at the weights that the run starts from, and at the rewards or the rows that it learns from; lower the "
-        "learning rate; train in float32.",
+        "Look at the weights that the run starts from, and at the rewards or the rows that it"
+        " learns from; lower the learning rate; train in float32.",
     )

@@ -1,8 +1,10 @@
-"""The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
+"""The policy under training: weights, optimiser and version, and the engine that samples from the
+same weights.
 
-In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
-the engine to forget its cache. Where rollouts are under way while the weights change, the engine has a copy of what is
-trained, and publishing copies it anew between two of the engine's steps. Servers are given the weights.
+In one process the engine and the trainer share one module, so that publishing version n + 1 is a
+matter of telling the engine to forget its cache. Where rollouts are under way while the weights
+change, the engine has a copy of what is trained, and publishing copies it anew between two of the
+engine's steps. Servers are given the weights.
 """
 
 from __future__ import annotations
@@ -44,8 +46,12 @@ OPTIMIZER_FILE = "optimizer.pt"
 class Learner:
     """A causal LM with its optimiser, its version, and its engine."""
 
-    def __init__(self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None) -> None:
-        """`config.policy` must name weights on this machine. `folder`: the run's, where servers write their logs."""
+    def __init__(
+        self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None
+    ) -> None:
+        """`config.policy` must name weights on this machine. `folder`: the run's, where servers
+        write their logs.
+        """
         config = fit(config)
         self.name = config.policy
         self.accelerator = accelerator
@@ -62,13 +68,19 @@ class Learner:
         model = self._policy.model
         self.codec = self._policy.codec
         self._config = config
-        self.forward: ForwardName = usable_forward(model, config.loss.forward, quiet=not accelerator.is_main_process)
-        """How rows are forwarded: as the run is told, or padded where the model cannot be packed."""
+        self.forward: ForwardName = usable_forward(
+            model, config.loss.forward, quiet=not accelerator.is_main_process
+        )
+        """How rows are forwarded: as the run is told,
+        or padded where the model cannot be packed.
+        """
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
         self.skipped = SkippedSteps()
-        """Updates that were not taken for a gradient that is not finite, since this process began."""
+        """Updates that were not taken for a gradient that is not finite,
+        since this process began.
+        """
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
@@ -95,7 +107,9 @@ class Learner:
         return engine
 
     def publish(self, version: int) -> None:
-        """The weights are those of `version` from now on, for the engine too, where there is one."""
+        """The weights are those of `version` from now on, for the engine too,
+        where there is one.
+        """
         self.version = version
         if "engine" in self.__dict__:
             self._publish_to(self.engine)
@@ -114,7 +128,9 @@ class Learner:
         return {"/".join(each).strip("/"): difference_bound(*each) for each in sorted(found)}
 
     def vouch(self) -> None:
-        """Raise `ModelError` where what samples has had other weights than it was given since they were published."""
+        """Raise `ModelError` where what samples has had other weights than it was given since they
+        were published.
+        """
         engine: Any = self.__dict__.get("engine")
         if self._on_servers and engine is not None:
             engine.vouch()
@@ -126,9 +142,13 @@ class Learner:
     def _publish_to(self, engine: Engine) -> None:
         model, adapter = self._policy.model, self._policy.adapter
         if self._on_servers:
-            engine.publish(self.version, dict(model.named_parameters()) if adapter is None else adapter.save)
+            engine.publish(
+                self.version, dict(model.named_parameters()) if adapter is None else adapter.save
+            )
         else:  # the engine has the very weights, or a copy
-            engine.publish(self.version, model.state_dict() if self._config.rollout.versions_behind else None)
+            engine.publish(
+                self.version, model.state_dict() if self._config.rollout.versions_behind else None
+            )
 
     @torch.no_grad()
     def _score(self, token_ids: Sequence[int]) -> list[float]:
@@ -139,20 +159,28 @@ class Learner:
             logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
         return logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
-    def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
-        """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""
+    def update(
+        self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
+    ) -> dict[str, Any]:
+        """Learn from a step's batches, then version n + 1 on the engine, whether or not there was
+        anything to learn.
+        """
         config = self._config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.loss_options(batches)
         rank = self.accelerator.process_index
-        with dropout_seed(derive_seed(config.seed, "dropout", self.version, *((rank,) if rank else ()))):
+        with dropout_seed(
+            derive_seed(config.seed, "dropout", self.version, *((rank,) if rank else ()))
+        ):
             metrics = policy_update(
                 self.model,
                 self.optimizer,
                 batches,
                 loss=loss,
-                optim=OptimOptions(epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm),
+                optim=OptimOptions(
+                    epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm
+                ),
                 accelerator=self.accelerator,
                 reference=self._reference,
                 version=self.version,
@@ -162,7 +190,9 @@ class Learner:
         self.publish(self.version + 1)
         return {**metrics, "learning_rate": rate}
 
-    def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
+    def loss_options(
+        self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]
+    ) -> LossOptions:
         """What is minimised on the batches of a step."""
         del batches
         taken = {each.name: self._config.loss.taken(each.name) for each in fields(LossOptions)}
@@ -173,11 +203,15 @@ class Learner:
         self.optimizer.state.clear()
 
     def save(self, folder: Path) -> None:
-        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are.
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says
+        whence they are.
 
         Where an adapter is trained, it alone is saved.
         """
-        card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
+        card = (
+            f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning"
+            " with\n\n```json\n"
+        )
         card += f"{self._config.model_dump_json(indent=2)}\n```\n"
         self._policy.save(folder, card)
 

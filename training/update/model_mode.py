@@ -1,7 +1,9 @@
-"""Which parts of a model behave as in training, decided in one place for all that a trainer does with it.
+"""Which parts of a model behave as in training, decided in one place for all that a trainer does
+with it.
 
-A model may drop units (`attention_dropout`, `resid_pdrop`, `layerdrop`), add noise (the router of a mixture of experts)
-or change running statistics while it is in `train()`. An engine never does: it answers in `eval()`.
+A model may drop units (`attention_dropout`, `resid_pdrop`, `layerdrop`), add noise (the router of a
+mixture of experts) or change running statistics while it is in `train()`. An engine never does: it
+answers in `eval()`.
 
 | | mode |
 |---|---|
@@ -9,9 +11,10 @@ or change running statistics while it is in `train()`. An engine never does: it 
 | update of reinforcement learning | as the model answers, but for an adapter's own `lora_dropout` |
 | supervised fine-tuning | `train()`: the dropout that the model's `config.json` asks for acts |
 
-In reinforcement learning a ratio, a divergence and a correction compare two policies. Under another draw of dropout the
-policy is another one, and what is measured is the dropout. The dropout of an adapter is asked for by a key of the run,
-which refuses it where something is compared (`GrpoConfig`). Supervised fine-tuning compares nothing.
+In reinforcement learning a ratio, a divergence and a correction compare two policies. Under another
+draw of dropout the policy is another one, and what is measured is the dropout. The dropout of an
+adapter is asked for by a key of the run, which refuses it where something is compared
+(`GrpoConfig`). Supervised fine-tuning compares nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ _ADAPTERS_DROPOUT = "lora_dropout"
 
 @contextmanager
 def as_it_answers(model: nn.Module) -> Generator[None]:
-    """Within the block no part of `model` is in training; afterwards each is in the mode that it was in."""
+    """Within the block no part of `model` is in training; afterwards each is in the mode that it
+    was in.
+    """
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -43,8 +48,8 @@ def as_it_answers(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def in_update(model: nn.Module) -> Generator[None]:
-    """As `as_it_answers`, but adapters drop what `lora_dropout` says, and layers are computed again in the backward
-    pass where the model was told to (`TrainedPolicy.recompute_activations`).
+    """As `as_it_answers`, but adapters drop what `lora_dropout` says, and layers are computed again
+    in the backward pass where the model was told to (`TrainedPolicy.recompute_activations`).
     """
     with as_it_answers(model):
         for name, module in model.named_modules():

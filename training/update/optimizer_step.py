@@ -1,25 +1,30 @@
-"""One policy update: forward and backward over the micro-batches, clip the gradient, an optimiser step; or several.
+"""One policy update: forward and backward over the micro-batches, clip the gradient, an optimiser
+step; or several.
 
-A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole rollouts, an optimiser
-step each, and in several epochs. What the probability ratio is to is fixed before the first of these steps
-(`hrm_agent.training.update.optimizer_step`), and what ranks have to agree on is agreed for each (`hrm_agent.training.update.reductions`).
+A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole
+rollouts, an optimiser step each, and in several epochs. What the probability ratio is to is fixed
+before the first of these steps (`hrm_agent.training.update.optimizer_step`), and what ranks have to
+agree on is agreed for each (`hrm_agent.training.update.reductions`).
 
-`old_logprobs = trainer` takes the trainer's own log-probs for the old ones. In the first step, on the weights that
-sampled the batch, they are equal to the engine's in theory, and this removes the engine's rounding (1e-2 in half
-precision, enough to reach the clip bounds now and then). Either way `engine_difference`, the mean of
+`old_logprobs = trainer` takes the trainer's own log-probs for the old ones. In the first step, on
+the weights that sampled the batch, they are equal to the engine's in theory, and this removes the
+engine's rounding (1e-2 in half precision, enough to reach the clip bounds now and then). Either way
+`engine_difference`, the mean of
 |log pi - log pi_engine|, both at the temperature of the recorded ones, is a metric of every batch: that engine and
-trainer agree is an assumption. Where recorded log-probs stand in the loss they have to be at the temperature of
-sampling; others are refused.
+trainer agree is an assumption. Where recorded log-probs stand in the loss they have to be at the
+temperature of sampling; others are refused.
 
-A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the weights as they are:
-`stepped` is 0, and `skipped` says why. One overflow must not end a run of days, and must not pass unseen. The metrics
-of every update have the same names; one without a value is nan.
+A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the
+weights as they are: `stepped` is 0, and `skipped` says why. One overflow must not end a run of
+days, and must not pass unseen. The metrics of every update have the same names; one without a value
+is nan.
 
 What is fixed before the first optimiser step of a batch, however many steps are taken on it.
 
-Old log-probs and corrections are of the weights before that step. Where the first forward pass of a micro-batch is
-taken with those weights, they come from it; for what is trained on later, and where a correction is by rollout and the
-rollout's tokens lie in several micro-batches, they come from a forward pass without gradients beforehand.
+Old log-probs and corrections are of the weights before that step. Where the first forward pass of a
+micro-batch is taken with those weights, they come from it; for what is trained on later, and where
+a correction is by rollout and the rollout's tokens lie in several micro-batches, they come from a
+forward pass without gradients beforehand.
 
 Tokens that weights of some versions ago sampled: how far they are behind, and a bound on it.
 """
@@ -43,7 +48,12 @@ from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.gradients import clip, kept_on_rank, step_if_finite
 from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs, token_logprobs
 from hrm_agent.training.update.model_mode import in_update
-from hrm_agent.training.update.objectives import LossOptions, TrainedTokens, merge_metrics, policy_loss
+from hrm_agent.training.update.objectives import (
+    LossOptions,
+    TrainedTokens,
+    merge_metrics,
+    policy_loss,
+)
 from hrm_agent.training.update.objectives.correction import Correction, corrections, mismatch
 from hrm_agent.training.update.objectives.merging import LARGEST
 from hrm_agent.training.update.objectives.tokens import sum_by_sequence
@@ -91,14 +101,20 @@ def versions_behind(batches: Sequence[MicroBatch], version: int) -> int:
 
 
 def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
-    """How many versions before `version` the oldest of the trained tokens was sampled by; 0 without any."""
-    return max((int((version - batch.versions_K).max()) for batch in batches if batch.trained_tokens), default=0)
+    """How many versions before `version` the oldest of the trained tokens was sampled by; 0 without
+    any.
+    """
+    return max(
+        (int((version - batch.versions_K).max()) for batch in batches if batch.trained_tokens),
+        default=0,
+    )
 
 
 def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) -> list[MicroBatch]:
     """The batches without the entries of tokens that are more than `max_staleness` versions behind.
 
-    Such tokens are context: they count neither among the trained tokens of the step nor of their trajectory.
+    Such tokens are context: they count neither among the trained tokens of the step nor of their
+    trajectory.
     """
     kept = [_of(batch, version - batch.versions_K <= max_staleness) for batch in batches]
     kept = [batch for batch in kept if batch.trained_tokens]
@@ -130,12 +146,16 @@ class FixedInputs:
     """Of the reference policy; None where the loss has none."""
 
     def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
-        """Take what is missing from log-probs under the weights before the first step; the old log-probs."""
+        """Take what is missing from log-probs under the weights before the first step; the old
+        log-probs.
+        """
         if self.old_logprobs_K is None:
             self.old_logprobs_K = logprobs_K.detach()
         if self.correction is None and options.correction != "none":
             batch = self.batch
-            self.correction = corrections(self.old_logprobs_K, batch.old_logprobs_K, batch.sequences_K, options)
+            self.correction = corrections(
+                self.old_logprobs_K, batch.old_logprobs_K, batch.sequences_K, options
+            )
         return self.old_logprobs_K
 
 
@@ -150,7 +170,8 @@ def fix_inputs(
 ) -> list[FixedInputs]:
     """The fixed inputs of a mini-batch, on the device of its micro-batches.
 
-    `first`: it is the one that is trained on first; `split`: some of its trajectories lie in several micro-batches.
+    `first`: it is the one that is trained on first; `split`: some of its trajectories lie in
+    several micro-batches.
     """
     found = [FixedInputs(batch) for batch in batches]
     by_sequence = options.correction == "sequence" and split
@@ -159,7 +180,9 @@ def fix_inputs(
             if options.old_logprobs == "engine":
                 each.old_logprobs_K = each.batch.old_logprobs_K
             elif not first or by_sequence:
-                each.old_logprobs_K, each.recorded_at_K = sampled_and_recorded_logprobs(model, each.batch)
+                each.old_logprobs_K, each.recorded_at_K = sampled_and_recorded_logprobs(
+                    model, each.batch
+                )
             if reference is not None:
                 each.reference_logprobs_K = token_logprobs(reference, each.batch)
     if by_sequence:
@@ -180,8 +203,8 @@ def _correct_together(found: Sequence[FixedInputs], options: LossOptions) -> Non
 def sequence_log_ratios(
     logprobs: Callable[[MicroBatch], Tensor], fixed: Sequence[FixedInputs], options: LossOptions
 ) -> list[Tensor]:
-    """For each micro-batch the mean log ratio of each token's whole trajectory, by `logprobs` of the weights as they
-    are.
+    """For each micro-batch the mean log ratio of each token's whole trajectory, by `logprobs` of
+    the weights as they are.
     """
     differences: list[Tensor] = []
     with torch.no_grad():
@@ -195,22 +218,30 @@ def sequence_log_ratios(
 
 
 def require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
-    """Raises `ModelError` where a log-prob was recorded at another temperature than the one of sampling."""
+    """Raises `ModelError` where a log-prob was recorded at another temperature than the one of
+    sampling.
+    """
     for batch in batches:
         wrong_K = batch.old_temperatures_K != batch.temperatures_K
         if wrong_K.any():
             at = float(batch.temperatures_K[wrong_K][0])
             raise ModelError(
-                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio of an off-policy "
-                "step needs those of the distribution that was sampled.",
-                "Sample with an engine of this process, with a vLLM server in --logprobs-mode processed_logprobs, or "
-                "at temperature 1.",
+                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio"
+                " of an off-policy step needs those of the distribution that was sampled.",
+                "Sample with an engine of this process, with a vLLM server in --logprobs-mode"
+                " processed_logprobs, or at temperature 1.",
             )
 
 
 NOTHING_TO_TRAIN = "nothing to train"
 ALL_STALE = "all tokens are of weights that are too old"
-_MISMATCH = ("engine_difference", "mismatch_kl", "importance_mean", "importance_square", "importance_cut")
+_MISMATCH = (
+    "engine_difference",
+    "mismatch_kl",
+    "importance_mean",
+    "importance_square",
+    "importance_cut",
+)
 _MEANS = (
     "loss",
     "clip_fraction_low",
@@ -236,7 +267,9 @@ class OptimOptions:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.max_grad_norm > 0:
-            raise ConfigError(f"{self} is no way to train.", "epochs is 1 or more, and max_grad_norm above 0.")
+            raise ConfigError(
+                f"{self} is no way to train.", "epochs is 1 or more, and max_grad_norm above 0."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,18 +299,22 @@ def policy_update(
 ) -> dict[str, Any]:
     """Train on `batches` (this rank's share), and return metrics over all ranks.
 
-    `batches` are the micro-batches of one optimiser step, or those of each of several (as many on every rank): then the
-    metrics are means over them, weighed by their tokens. With an accelerator, `model` and `optimizer` are what its
-    `prepare` returned. `reference` is the policy that `kl_coef` is about, on the model's device; `version` is the
-    policy version of the weights, for staleness.
+    `batches` are the micro-batches of one optimiser step, or those of each of several (as many on
+    every rank): then the metrics are means over them, weighed by their tokens. With an accelerator,
+    `model` and `optimizer` are what its `prepare` returned. `reference` is the policy that
+    `kl_coef` is about, on the model's device; `version` is the policy version of the weights, for
+    staleness.
 
-    Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`, `micro_batches` (of
-    the rank with most), `optimizer_steps` that were taken, `grad_norm` before clipping, `stale_tokens` that were left
-    out, `staleness_mean` and `staleness_max` of all, `stepped`, and `skipped`, why no step was taken (None if one was).
-    The model is left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on
-    record that are not of the distribution that was sampled.
+    Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`,
+    `micro_batches` (of the rank with most), `optimizer_steps` that were taken, `grad_norm` before
+    clipping, `stale_tokens` that were left out, `staleness_mean` and `staleness_max` of all,
+    `stepped`, and `skipped`, why no step was taken (None if one was). The model is left in the mode
+    (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on record
+    that are not of the distribution that was sampled.
     """
-    update = _Update(model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions())
+    update = _Update(
+        model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions()
+    )
     _require_what_the_loss_needs(update, version)
     device = next(model.parameters()).device
     given = [[each.to(device) for each in part] for part in _mini_batches(batches)]
@@ -286,14 +323,22 @@ def policy_update(
         for part in parts:
             require_sampled_logprobs(part)
     agreed = [agree(part, accelerator, device) for part in parts]
-    padded = [part + [idle_batch(device)] * (a.rounds - len(part)) for part, a in zip(parts, agreed, strict=True)]
+    padded = [
+        part + [idle_batch(device)] * (a.rounds - len(part))
+        for part, a in zip(parts, agreed, strict=True)
+    ]
     if not any(each.tokens for each in agreed):
-        nothing = {"trained_tokens": 0.0, "micro_batches": float(sum(each.rounds for each in agreed))}
+        nothing = {
+            "trained_tokens": 0.0,
+            "micro_batches": float(sum(each.rounds for each in agreed)),
+        }
         nothing |= {"optimizer_steps": 0.0, "grad_norm": math.nan, "stepped": 0.0}
         row = _finished(dict.fromkeys(_MEANS, math.nan) | nothing | staleness)
         return {**row, "skipped": ALL_STALE if staleness["stale_tokens"] else NOTHING_TO_TRAIN}
     with in_update(model):
-        rows = _optimizer_steps(update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens])
+        rows = _optimizer_steps(
+            update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens]
+        )
     tokens = float(sum(each.tokens for each in agreed))
     rows = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
     return {**rows, "skipped": None if rows["stepped"] else NOT_FINITE}
@@ -306,7 +351,9 @@ def _require_what_the_loss_needs(update: _Update, version: int | None) -> None:
         raise ValueError("max_staleness is given, and the version of the policy is not")
 
 
-def _mini_batches(batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> list[list[MicroBatch]]:
+def _mini_batches(
+    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]],
+) -> list[list[MicroBatch]]:
     if all(isinstance(each, MicroBatch) for each in batches):
         return [cast("list[MicroBatch]", list(batches))]
     return [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", batches)]
@@ -323,16 +370,33 @@ def _within_bound(
     bound = update.loss.max_staleness
     kept = parts if bound is None else [fresh_only(part, version, bound) for part in parts]
     dropped = before - sum(batch.trained_tokens for part in kept for batch in part)
-    stale, all_behind, tokens = (sum_over_ranks(each, update.accelerator, device) for each in (dropped, behind, before))
-    most = max_over_ranks(max((most_behind(part, version) for part in parts), default=0), update.accelerator, device)
-    told = {"staleness_mean": all_behind / tokens, "staleness_max": float(most)} if tokens else _NO_STALENESS
+    stale, all_behind, tokens = (
+        sum_over_ranks(each, update.accelerator, device) for each in (dropped, behind, before)
+    )
+    most = max_over_ranks(
+        max((most_behind(part, version) for part in parts), default=0), update.accelerator, device
+    )
+    told = (
+        {"staleness_mean": all_behind / tokens, "staleness_max": float(most)}
+        if tokens
+        else _NO_STALENESS
+    )
     return kept, {"stale_tokens": stale, **told}
 
 
-def _optimizer_steps(update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]) -> list[dict[str, float]]:
+def _optimizer_steps(
+    update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]
+) -> list[dict[str, float]]:
     """Metrics of each optimiser step, of all epochs."""
     fixed = [
-        fix_inputs(update.model, update.reference_in_use, part, update.loss, first=index == 0, split=agreed.split)
+        fix_inputs(
+            update.model,
+            update.reference_in_use,
+            part,
+            update.loss,
+            first=index == 0,
+            split=agreed.split,
+        )
         for index, (part, agreed) in enumerate(parts)
     ]
     rows: list[dict[str, float]] = []
@@ -349,23 +413,39 @@ def _optimizer_step(
     log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
     own = first and update.loss.old_logprobs == "trainer"
     if update.loss.objective == "gspo" and agreed.split and not own:
-        log_ratios = sequence_log_ratios(lambda batch: token_logprobs(update.model, batch), fixed, update.loss)
+        log_ratios = sequence_log_ratios(
+            lambda batch: token_logprobs(update.model, batch), fixed, update.loss
+        )
     parts: list[dict[str, Tensor]] = []
     update.optimizer.zero_grad(set_to_none=True)
     for inputs, log_ratios_K in zip(fixed, log_ratios, strict=True):
         with kept_on_rank(update.model, update.accelerator):
-            loss, metrics = _loss(update, inputs, log_ratios_K, agreed, first=first, measured=epoch == 0)
+            loss, metrics = _loss(
+                update, inputs, log_ratios_K, agreed, first=first, measured=epoch == 0
+            )
             update.accelerator.backward(loss) if update.accelerator else loss.backward()
         parts.append(metrics)
     grad_norm = clip(update.model, update.accelerator, update.optim.max_grad_norm)
     stepped = step_if_finite(update.model, [update.optimizer], grad_norm, update.accelerator)
-    counts = {"trained_tokens": agreed.tokens, "micro_batches": agreed.rounds, "grad_norm": grad_norm}
+    counts = {
+        "trained_tokens": agreed.tokens,
+        "micro_batches": agreed.rounds,
+        "grad_norm": grad_norm,
+    }
     counts |= {"stepped": stepped, "optimizer_steps": stepped}
-    return over_ranks(merge_metrics(parts), update.accelerator) | {name: float(n) for name, n in counts.items()}
+    return over_ranks(merge_metrics(parts), update.accelerator) | {
+        name: float(n) for name, n in counts.items()
+    }
 
 
 def _loss(
-    update: _Update, fixed: FixedInputs, log_ratios_K: Tensor | None, agreed: Agreed, *, first: bool, measured: bool
+    update: _Update,
+    fixed: FixedInputs,
+    log_ratios_K: Tensor | None,
+    agreed: Agreed,
+    *,
+    first: bool,
+    measured: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     batch, counts = fixed.batch, agreed.counts
     logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
@@ -387,7 +467,9 @@ def _loss(
 
 
 def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of an update of those of its optimiser steps: means over tokens, as far as they have a value."""
+    """Metrics of an update of those of its optimiser steps: means over tokens, as far as they have
+    a value.
+    """
     if len(rows) == 1:
         return rows[0]
     joined = {name: _mean(rows, name) for name in rows[0]}
@@ -407,4 +489,6 @@ def _finished(row: Mapping[str, float]) -> dict[str, float]:
     """`effective_sample_size` in the place of the mean square of the weights."""
     square = row["importance_square"]
     size = row["importance_mean"] ** 2 / square if square else math.nan
-    return {name: value for name, value in row.items() if name != "importance_square"} | {"effective_sample_size": size}
+    return {name: value for name, value in row.items() if name != "importance_square"} | {
+        "effective_sample_size": size
+    }

@@ -1,4 +1,5 @@
-"""AdamW as reinforcement learning takes it: in single precision, with its state in 8 bits, or on masters.
+"""AdamW as reinforcement learning takes it: in single precision, with its state in 8 bits, or on
+masters.
 
 | | memory of a weight, in bytes: weight, gradient, state |
 |---|---|
@@ -7,19 +8,23 @@
 | adamw, bfloat16 | 2 + 2 + 12: a master of the weight, and the state |
 | adamw8bit, bfloat16 | 2 + 2 + 6 |
 
-Weights in bfloat16 need masters: an update of a thousandth is lost in their rounding (3 digits), and at the learning
-rates of reinforcement learning all of them are. The weights themselves are rounded, and not only what is computed with
-them (as autocast does): so the engine, which shares them, samples by the very numbers that are trained, its cache is
-half as large, and what is saved is what was evaluated.
+Weights in bfloat16 need masters: an update of a thousandth is lost in their rounding (3 digits),
+and at the learning rates of reinforcement learning all of them are. The weights themselves are
+rounded, and not only what is computed with them (as autocast does): so the engine, which shares
+them, samples by the very numbers that are trained, its cache is half as large, and what is saved is
+what was evaluated.
 
-Optimisers of supervised fine-tuning: AdamW, or Muon for the matrices of the layers and AdamW for the rest.
+Optimisers of supervised fine-tuning: AdamW, or Muon for the matrices of the layers and AdamW for
+the rest.
 
-Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix: the momentum of the gradient
-with all its singular values brought near 1, by a few rounds of a polynomial in place of a decomposition. A small model
-that is trained from nothing learns to copy in 500 steps where it has not begun to with AdamW.
+Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix: the
+momentum of the gradient with all its singular values brought near 1, by a few rounds of a
+polynomial in place of a decomposition. A small model that is trained from nothing learns to copy in
+500 steps where it has not begun to with AdamW.
 
-torch 2.13 has one of its own, but those rounds are taken in bfloat16: 0.31 s a step for half a million parameters on a
-CPU that has no instructions for it, against 0.02 s in single precision on any.
+torch 2.13 has one of its own, but those rounds are taken in bfloat16: 0.31 s a step for half a
+million parameters on a CPU that has no instructions for it, against 0.02 s in single precision on
+any.
 """
 
 from __future__ import annotations
@@ -39,12 +44,22 @@ from hrm_agent.training.config.commands import SftConfig
 from hrm_agent.training.config.fitted import decided
 from hrm_agent.training.config.parts import OptimPart
 
-__all__ = ["AdamW8bit", "Muon", "OnMasters", "RunningMean", "make_adamw", "make_optimizers", "orthogonalised"]
+__all__ = [
+    "AdamW8bit",
+    "Muon",
+    "OnMasters",
+    "RunningMean",
+    "make_adamw",
+    "make_optimizers",
+    "orthogonalised",
+]
 
 _BLOCK = 256
 """Numbers that are quantized by one scale."""
 _SMALL = 4096
-"""Tensors of fewer numbers (norms, biases) keep their state in single precision: it is nothing, and matters more."""
+"""Tensors of fewer numbers (norms, biases) keep their state in single precision: it is nothing, and
+matters more.
+"""
 
 
 def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
@@ -62,11 +77,13 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
 
 
 class AdamW8bit(Optimizer):
-    """AdamW that keeps its means of gradients and of their squares in 8 bits between steps, by bitsandbytes.
+    """AdamW that keeps its means of gradients and of their squares in 8 bits between steps, by
+    bitsandbytes.
 
-    Only bitsandbytes' quantization is taken, block by block on a scale with many steps near 0: its own optimiser runs
-    on a GPU alone. Of squares the root is kept, so that both means have the range of gradients: squares themselves
-    would be rounded to 0 under means that are not, and the step would be that mean over epsilon.
+    Only bitsandbytes' quantization is taken, block by block on a scale with many steps near 0: its
+    own optimiser runs on a GPU alone. Of squares the root is kept, so that both means have the
+    range of gradients: squares themselves would be rounded to 0 under means that are not, and the
+    step would be that mean over epsilon.
     """
 
     def __init__(
@@ -81,7 +98,9 @@ class AdamW8bit(Optimizer):
         need_package("bitsandbytes", "quant", "optimizer = adamw8bit")
         quiet_libraries()
         import_module("bitsandbytes")  # registers the operators that are called below
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -113,7 +132,9 @@ class AdamW8bit(Optimizer):
             return kept
         scales = state[f"{name}_scales"]
         library: Any = torch.ops.bitsandbytes
-        return library.dequantize_blockwise.default(kept, scales, _code(name, like.device), _BLOCK, torch.float32)
+        return library.dequantize_blockwise.default(
+            kept, scales, _code(name, like.device), _BLOCK, torch.float32
+        )
 
     def _keep(self, state: dict[str, Any], name: str, value: Tensor) -> None:
         if value.numel() < _SMALL:
@@ -125,13 +146,16 @@ class AdamW8bit(Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; torch's own would turn 8 bits into the type of the weights."""
+        """Go on from what `state_dict` gave; torch's own would turn 8 bits into the type of the
+        weights.
+        """
         super().load_state_dict(state_dict)
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for index, kept in state_dict["state"].items():
             weight = weights[index]
             self.state[weight] = {
-                name: value.to(weight.device) if isinstance(value, Tensor) else value for name, value in kept.items()
+                name: value.to(weight.device) if isinstance(value, Tensor) else value
+                for name, value in kept.items()
             }
 
 
@@ -149,9 +173,13 @@ def _code(name: str, device: torch.device) -> Tensor:
 
 
 class OnMasters(Optimizer):
-    """Another optimiser, on copies of the weights in single precision; after a step the weights are those, rounded."""
+    """Another optimiser, on copies of the weights in single precision; after a step the weights are
+    those, rounded.
+    """
 
-    def __init__(self, weights: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
+    def __init__(
+        self, weights: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]
+    ) -> None:
         self._weights = list(weights)
         self._masters = [nn.Parameter(weight.detach().float().clone()) for weight in self._weights]
         self._inner = make(self._masters)
@@ -188,8 +216,12 @@ class OnMasters(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        self._inner.load_state_dict({name: value for name, value in state_dict.items() if name != "masters"})
-        for weight, master, kept in zip(self._weights, self._masters, state_dict["masters"], strict=True):
+        self._inner.load_state_dict(
+            {name: value for name, value in state_dict.items() if name != "masters"}
+        )
+        for weight, master, kept in zip(
+            self._weights, self._masters, state_dict["masters"], strict=True
+        ):
             master.copy_(kept)
             weight.copy_(master)
         self._share()
@@ -197,14 +229,21 @@ class OnMasters(Optimizer):
 
 ROUNDS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Of ax + bx^3 + cx^5, as Muon's author has them: five rounds bring singular values above 0.01 to about 0.7 to 1.2."""
+"""Of ax + bx^3 + cx^5, as Muon's author has them: five rounds bring singular values above 0.01 to
+about 0.7 to 1.2.
+"""
 
 
 class Muon(torch.optim.Optimizer):
     """For matrices alone. `momentum` is Nesterov's; weight decay is decoupled, as in AdamW."""
 
     def __init__(
-        self, params: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0, momentum: float = 0.95
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
@@ -226,7 +265,9 @@ class Muon(torch.optim.Optimizer):
         direction = orthogonalised(gradient.lerp(mean, group["momentum"]))
         rows, columns = matrix.shape
         size = group["lr"] * max(1.0, rows / columns) ** 0.5
-        matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction.to(matrix.dtype), alpha=-size)
+        matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(
+            direction.to(matrix.dtype), alpha=-size
+        )
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
@@ -242,10 +283,18 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.optim.Optimizer]:
     """Those that the run asks for, each with the parameters that it trains."""
-    ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part}
+    ends = {
+        id(part.weight)
+        for part in (model.get_input_embeddings(), model.get_output_embeddings())
+        if part
+    }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     muon = config.optimizer == "muon"
-    matrices = [parameter for parameter in trained if muon and parameter.ndim == 2 and id(parameter) not in ends]
+    matrices = [
+        parameter
+        for parameter in trained
+        if muon and parameter.ndim == 2 and id(parameter) not in ends
+    ]
     taken = {id(parameter) for parameter in matrices}
     rest = [parameter for parameter in trained if id(parameter) not in taken]
     found: list[torch.optim.Optimizer] = []
@@ -255,12 +304,15 @@ def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.opt
     if rest:
         rate = decided(config.learning_rate, "learning_rate")
         decay = config.weight_decay
-        found.append(torch.optim.AdamW(rest, lr=rate, weight_decay=decay, betas=(0.9, 0.98), fused=True))
+        found.append(
+            torch.optim.AdamW(rest, lr=rate, weight_decay=decay, betas=(0.9, 0.98), fused=True)
+        )
     return found
 
 
 class RunningMean:
-    """An exponentially weighted mean of what a model trains: the noise of the last steps is not in it.
+    """An exponentially weighted mean of what a model trains: the noise of the last steps is not in
+    it.
 
     It forgets faster at first, so that the fresh weights leave no trace.
     """

@@ -1,10 +1,11 @@
 """What the ranks of a data-parallel training have to agree on, and what they exchange.
 
-Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the rollouts, of *all*
-ranks (divided by their number, because data-parallel training averages gradients where the loss is a sum). The number
-of rounds is the largest number of micro-batches of a rank: of sharded weights forward and backward are collective, so a
-rank with fewer continues with batches that train nothing, lest the others wait. Gradients are exchanged after the last
-round (`hrm_agent.training.update.gradients`).
+Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the
+rollouts, of *all* ranks (divided by their number, because data-parallel training averages gradients
+where the loss is a sum). The number of rounds is the largest number of micro-batches of a rank: of
+sharded weights forward and backward are collective, so a rank with fewer continues with batches
+that train nothing, lest the others wait. Gradients are exchanged after the last round
+(`hrm_agent.training.update.gradients`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Agreed:
     rounds: int
     """Largest number of micro-batches of a rank."""
     sequences: float
-    """Trajectories with trained tokens, of all ranks; one of which only a part is here counts by its share."""
+    """Trajectories with trained tokens, of all ranks; one of which only a part is here counts by
+    its share.
+    """
     split: bool
     """True where on some rank a trajectory's tokens are not all in one micro-batch."""
     ranks: int
@@ -46,7 +49,9 @@ class Agreed:
         return Counts(self.tokens / self.ranks, self.sequences / self.ranks)
 
 
-def agree(batches: Sequence[MicroBatch], accelerator: Accelerator | None, device: torch.device) -> Agreed:
+def agree(
+    batches: Sequence[MicroBatch], accelerator: Accelerator | None, device: torch.device
+) -> Agreed:
     """Of this rank's micro-batches, and those of the other ranks."""
     tokens = sum(batch.trained_tokens for batch in batches)
     sequences = sum(float((1 / batch.lengths_K.double()).sum()) for batch in batches)
@@ -86,12 +91,16 @@ def max_over_ranks(value: float, accelerator: Accelerator | None, device: torch.
 
 
 def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -> dict[str, float]:
-    """Metrics over all ranks. A rank's means were taken with its share of the denominator, so ranks are averaged."""
+    """Metrics over all ranks. A rank's means were taken with its share of the denominator, so ranks
+    are averaged.
+    """
     if accelerator is None:
         return {name: float(value) for name, value in metrics.items()}
     gathered: Any = accelerator.gather(torch.stack(list(metrics.values())).unsqueeze(0))
     columns = zip(metrics, gathered.unbind(1), strict=True)
-    return {name: float(column.max() if name == LARGEST else column.mean()) for name, column in columns}
+    return {
+        name: float(column.max() if name == LARGEST else column.mean()) for name, column in columns
+    }
 
 
 def idle_batch(device: torch.device) -> MicroBatch:

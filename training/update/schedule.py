@@ -1,7 +1,7 @@
 """What a step of a training is given by its number: the learning rate, and the noise of dropout.
 
-Written here because the library's module of schedules imports its trainer, and with it PEFT and bitsandbytes, which
-takes seconds and tells of kernels for quantized weights that nobody has.
+Written here because the library's module of schedules imports its trainer, and with it PEFT and
+bitsandbytes, which takes seconds and tells of kernels for quantized weights that nobody has.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ Fall = Literal["linear", "cosine"]
 
 
 def trapezoid(
-    step: int, steps: int, warmup_steps: int, cooldown: float, fall: Fall = "linear", least: float = 0.0
+    step: int,
+    steps: int,
+    warmup_steps: int,
+    cooldown: float,
+    fall: Fall = "linear",
+    least: float = 0.0,
 ) -> float:
-    """The share of the rate in a step, counted from 0: a line up, level, and a fall towards `least` at `steps`.
+    """The share of the rate in a step, counted from 0: a line up, level, and a fall towards `least`
+    at `steps`.
 
-    `cooldown` is the share of the steps, the last ones, in which it falls. No share is 0, and a warm-up longer than the
-    training takes as long as the training.
+    `cooldown` is the share of the steps, the last ones, in which it falls. No share is 0, and a
+    warm-up longer than the training takes as long as the training.
     """
     warmup = max(1, min(warmup_steps, steps))
     left = (steps - step) / (round(cooldown * steps) + 1)
@@ -60,10 +66,12 @@ class Schedule:
 
 
 def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: object) -> None:
-    """Raise `RunError` where a run that was to take `steps_before` steps cannot take `now.steps` instead.
+    """Raise `RunError` where a run that was to take `steps_before` steps cannot take `now.steps`
+    instead.
 
-    It can if the `taken` ones were taken at the rates that they have now: then it is the run that `now.steps` in one go
-    would have been. The rates depend on the number of steps in the cool-down, and in a warm-up longer than the run.
+    It can if the `taken` ones were taken at the rates that they have now: then it is the run that
+    `now.steps` in one go would have been. The rates depend on the number of steps in the cool-down,
+    and in a warm-up longer than the run.
     """
     if now.steps < taken:
         raise RunError(
@@ -74,11 +82,12 @@ def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: ob
     other = next((step for step in range(taken) if before.share(step) != now.share(step)), None)
     if other is not None:
         raise RunError(
-            f"The run in {folder} cannot be taken from {steps_before} to {now.steps} steps: the learning rate of step "
-            f"{other}, which it has taken, was {before.share(other):.3g} of the full rate and would be "
-            f"{now.share(other):.3g}.",
-            "Start a new run from the weights of this one (--policy, another --out). A run that is to be prolonged "
-            "takes --cooldown 0, and no more --warmup-steps than steps, from its beginning.",
+            f"The run in {folder} cannot be taken from {steps_before} to {now.steps} steps: the"
+            f" learning rate of step {other}, which it has taken, was {before.share(other):.3g} of"
+            f" the full rate and would be {now.share(other):.3g}.",
+            "Start a new run from the weights of this one (--policy, another --out). A run that is"
+            " to be prolonged takes --cooldown 0, and no more --warmup-steps than steps, from its"
+            " beginning.",
         )
 
 

@@ -1,4 +1,6 @@
-"""The gradient of one batch of supervised fine-tuning: the cross entropy of what is learnt, in micro-batches."""
+"""The gradient of one batch of supervised fine-tuning: the cross entropy of what is learnt, in
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Example:
 
 
 def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
-    """The examples, sorted by length and cut so that a padded micro-batch stays within `most_tokens`."""
+    """The examples, sorted by length and cut so that a padded micro-batch stays within
+    `most_tokens`.
+    """
     batches: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda example: len(example.token_ids)):
         if batches[-1] and (len(batches[-1]) + 1) * len(example.token_ids) > most_tokens:
@@ -47,11 +51,17 @@ def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[E
     return batches
 
 
-def gradient_of_batch(accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig) -> Metrics:
-    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
+def gradient_of_batch(
+    accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig
+) -> Metrics:
+    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every
+    process together.
+    """
     trained = max(1, sum(sum(example.mask[1:]) for example in batch))
     own = batch[accelerator.process_index :: accelerator.num_processes]
-    losses = (_flat_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
+    losses = (_flat_losses if config.forward == "packed" else _padded_losses)(
+        model, own, config, accelerator.device
+    )
     totals = torch.zeros(2, device=accelerator.device)
     for compute in losses:
         with kept_on_rank(model, accelerator):
@@ -66,17 +76,23 @@ def gradient_of_batch(accelerator: Accelerator, model: Any, batch: Sequence[Exam
 
 
 _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Summed cross entropy of a micro-batch over its trained tokens, and the number of them that are most probable."""
+"""Summed cross entropy of a micro-batch over its trained tokens, and the number of them that are
+most probable.
+"""
 
 
-def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+def _padded_losses(
+    model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
+) -> list[_Loss]:
     if depends_on_length(model):
         return _flat_losses(model, examples, config, device)
     most = decided(config.micro_batch_tokens, "micro_batch_tokens")
     return [partial(_loss, model, share, device) for share in _micro_batches(examples, most)]
 
 
-def _flat_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+def _flat_losses(
+    model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
+) -> list[_Loss]:
     """By the forward passes of a policy update."""
     most = decided(config.micro_batch_tokens, "micro_batch_tokens")
     batches = micro_batches(map(_row, examples), token_budget=most, forward=config.forward)
@@ -94,14 +110,23 @@ def _row(example: Example) -> Row:
 
 
 def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_KV, target_K = trained_logits(model, batch).float(), batch.token_ids_N[batch.loss_indices_K]
-    return cross_entropy(logits_KV, target_K, reduction="sum"), (logits_KV.argmax(-1) == target_K).sum()
+    logits_KV, target_K = (
+        trained_logits(model, batch).float(),
+        batch.token_ids_N[batch.loss_indices_K],
+    )
+    return (
+        cross_entropy(logits_KV, target_K, reduction="sum"),
+        (logits_KV.argmax(-1) == target_K).sum(),
+    )
 
 
-def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss(
+    model: Any, examples: Sequence[Example], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed cross entropy of the trained tokens, and how many of them are the most probable ones.
 
-    Padding stands at the end, where no trained token can see it, so that no attention mask is needed.
+    Padding stands at the end, where no trained token can see it, so that no attention mask is
+    needed.
     """
     length = max(len(example.token_ids) for example in examples)
     ids_BT = torch.zeros(len(examples), length, dtype=torch.long)

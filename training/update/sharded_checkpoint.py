@@ -1,10 +1,12 @@
-"""Checkpoints of which each rank writes its share, and which any number of ranks reads: torch's distributed format.
+"""Checkpoints of which each rank writes its share, and which any number of ranks reads: torch's
+distributed format.
 
     CHECKPOINT/sharded/     .metadata, which share of which tensor lies where, and a file of each rank
 
-Tensors are named after the weights that they belong to, so that a process without a process group finds its place in
-them as well as ranks do of which each holds another share than the one that wrote. The files are under the checkpoint's
-manifest (`hrm_agent.training.checkpoints`) like all others.
+Tensors are named after the weights that they belong to, so that a process without a process group
+finds its place in them as well as ranks do of which each holds another share than the one that
+wrote. The files are under the checkpoint's manifest (`hrm_agent.training.checkpoints`) like all
+others.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         value: Tensor = torch.zeros_like(held[name]) if of_weight else torch.zeros(())
         state[entry] = optimizer.state[held[name]][key] = value
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there is no process group, in a process that needs none
+        # that there is no process group, in a process that needs none
+        warnings.simplefilter("ignore", UserWarning)
         load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
     refresh(optimizer)

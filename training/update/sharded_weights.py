@@ -1,10 +1,12 @@
 """Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`.
 
-The sharded module is a second one. The first stays whole on each rank: the engine samples with it, and it is what is
-saved. After an update the shares are gathered into it, one tensor after the other.
+The sharded module is a second one. The first stays whole on each rank: the engine samples with it,
+and it is what is saved. After an update the shares are gathered into it, one tensor after the
+other.
 
-What is trained is in single precision. Where the policy is in bfloat16, its layers are rounded as they are gathered for
-a forward pass, which is what masters are for (`hrm_agent.training.update.optimizers`): the engine has the same rounded numbers.
+What is trained is in single precision. Where the policy is in bfloat16, its layers are rounded as
+they are gathered for a forward pass, which is what masters are for
+(`hrm_agent.training.update.optimizers`): the engine has the same rounded numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ __all__ = ["gather", "held_by", "put", "refresh", "shard", "take_whole"]
 
 
 def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
-    """A copy of `model` in single precision, of which each rank holds a share; `model` itself is not trained.
+    """A copy of `model` in single precision, of which each rank holds a share; `model` itself is
+    not trained.
 
     Each layer is a unit that is gathered when it is its turn; what is around the layers is another.
     """
@@ -34,7 +37,9 @@ def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
     sharded = copy.deepcopy(model).float()
     model.requires_grad_(False)
     mesh = init_device_mesh(device.type, (ranks,))
-    rounded = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    rounded = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+    )
     units: set[str] = set(getattr(model, "_no_split_modules", None) or ())
     for layer in [each for each in sharded.modules() if type(each).__name__ in units]:
         fully_shard(layer, mesh=mesh, mp_policy=rounded)
@@ -54,15 +59,22 @@ def put(whole: Tensor, place: Tensor) -> None:
     """Copy a tensor, of a sharded one this rank's share of it, to its place."""
     if isinstance(place, DTensor):
         own = distribute_tensor(
-            whole.to(place.to_local().device), place.device_mesh, place.placements, src_data_rank=None
+            whole.to(place.to_local().device),
+            place.device_mesh,
+            place.placements,
+            src_data_rank=None,
         )
         place.to_local().copy_(own.to_local())
     else:
         place.copy_(whole)
 
 
-def take_whole(sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]) -> None:
-    """Weights and optimiser, as one process has saved them: those of `whole`, and its optimiser's state dict."""
+def take_whole(
+    sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]
+) -> None:
+    """Weights and optimiser, as one process has saved them: those of `whole`, and its optimiser's
+    state dict.
+    """
     trained = [name for name, _ in whole.named_parameters()]
     masters = dict(zip(trained, kept.get("masters", ()), strict=False))
     weights = dict(whole.named_parameters())
@@ -82,9 +94,13 @@ def take_whole(sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept:
 
 
 def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What the optimiser changes, with its name in the model; of weights with masters, the masters."""
+    """What the optimiser changes, with its name in the model; of weights with masters,
+    the masters.
+    """
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    held: Iterable[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    held: Iterable[Tensor] = [
+        weight for group in optimizer.param_groups for weight in group["params"]
+    ]
     return zip(trained, held, strict=True)
 
 

@@ -1,4 +1,6 @@
-"""What a training changes: all weights of a model, or an adapter on weights that stay as they are."""
+"""What a training changes: all weights of a model,
+or an adapter on weights that stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,18 @@ class TrainedPolicy:
     """Options of the codec, with its renderer by name."""
 
     @classmethod
-    def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
+    def load(
+        cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int
+    ) -> Self:
         """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)
         whole = on_its_base(parse_model(name))
-        # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
-        options = replace(whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain")
+        # Not packed for answers: packing would round the scales anew whenever engine and trainer
+        # take turns.
+        options = replace(
+            whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain"
+        )
         model, tokenizer = load_for_answers(folder, options, whole.codec)
         codec = open_codec(tokenizer, whole.codec, model.generation_config)
         _refuse_not_finite(model, name)
@@ -64,7 +71,8 @@ class TrainedPolicy:
         start = whole.options.adapter
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
-        return cls(name, model.eval(), tokenizer, put, options, codec, asked)  # the adapter's new layers, too
+        # the adapter's new layers, too
+        return cls(name, model.eval(), tokenizer, put, options, codec)
 
     def save(self, folder: Path, card: str) -> None:
         """What is trained, and a card; of a whole model also its tokenizer and chat template."""
@@ -75,6 +83,18 @@ class TrainedPolicy:
             self.adapter.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
+    @property
+    def _spoken_to(self) -> CodecOptions:
+        """Options of the codec, with the renderer by its name: `auto` finds it by the model's name
+        on the hub.
+        """
+        options = on_its_base(parse_model(self.name)).codec
+        if options.renderer != "auto":
+            return options
+        from renderers.base import MODEL_RENDERER_MAP
+
+        return replace(options, renderer=MODEL_RENDERER_MAP[self.tokenizer.name_or_path])
+
     def read(self, folder: Path) -> None:
         """Take the weights that `save` wrote."""
         if self.adapter is None:
@@ -83,8 +103,9 @@ class TrainedPolicy:
             self.adapter.load(folder)
 
     def reference(self) -> nn.Module:
-        """The policy that the training starts from, to be asked for before it: a second model; or the same without its
-        adapter, or with the weights that the adapter has now, where it began with some on record.
+        """The policy that the training starts from, to be asked for before it: a second model; or
+        the same without its adapter, or with the weights that the adapter has now, where it began
+        with some on record.
         """
         if self.adapter is not None:
             return self.adapter.reference()
@@ -92,7 +113,9 @@ class TrainedPolicy:
         return model.eval().requires_grad_(False)
 
     def recompute_activations(self) -> None:
-        """Keep only what goes into each layer for the backward pass, which computes the rest again."""
+        """Keep only what goes into each layer for the backward pass,
+        which computes the rest again.
+        """
         if not getattr(self.model, "supports_gradient_checkpointing", False):
             raise ModelError(
                 f"{self.name!r} cannot compute its layers again in the backward pass.",
@@ -102,22 +125,32 @@ class TrainedPolicy:
 
 
 def _refuse_not_finite(model: Any, name: str) -> None:
-    """Raise `ModelError` where every answer would be made of numbers that are not finite, and every gradient, too.
+    """Raise `ModelError` where every answer would be made of numbers that are not finite, and every
+    gradient, too.
 
     A row of an embedding concerns the texts that have its token, and steps over those are skipped.
     """
-    rows = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
-    broken = [each for each in weights_not_finite(model) if id(model.get_parameter(each)) not in rows]
+    rows = {
+        id(layer.weight)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+        if layer
+    }
+    broken = [
+        each for each in weights_not_finite(model) if id(model.get_parameter(each)) not in rows
+    ]
     if broken:
         raise ModelError(
-            f"{name!r} cannot be trained: {len(broken)} of its tensors hold numbers that are not finite, {broken[0]!r} "
-            "for example.",
-            "Take weights from before they broke: an earlier checkpoint, or the files of the model as it was released.",
+            f"{name!r} cannot be trained: {len(broken)} of its tensors hold numbers that are not"
+            f" finite, {broken[0]!r} for example.",
+            "Take weights from before they broke: an earlier checkpoint, or the files of the model"
+            " as it was released.",
         )
 
 
 def copy_of_trained(model: Any) -> Any:
-    """A model of the same weights, to sample from while `model` is trained: those that do not change are shared."""
+    """A model of the same weights, to sample from while `model` is trained: those that do not
+    change are shared.
+    """
     fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, fixed).requires_grad_(False)
 
@@ -138,8 +171,14 @@ def _named(asked: ModelString, options: LoadOptions) -> str:
     if asked.scheme == "gguf":
         base = f"gguf:{Path(asked.name).resolve()}"
     template = asked.codec.template
-    codec = asked.codec if template is None else replace(asked.codec, template=str(Path(template).resolve()))
+    codec = (
+        asked.codec
+        if template is None
+        else replace(asked.codec, template=str(Path(template).resolve()))
+    )
     given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
-    asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | codec.query()
+    asked_for = {
+        key: value for key, value in given.items() if value != getattr(usual, key)
+    } | codec.query()
     shown = [f"{key}={quote(value)}" for key, value in asked_for.items()]
     return f"{base}?{'&'.join(shown)}" if shown else base

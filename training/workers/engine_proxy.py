@@ -1,8 +1,9 @@
-"""One engine for several processes: `EngineProxy` stands for it in a worker, and `EngineHost` asks it for a worker.
+"""One engine for several processes: `EngineProxy` stands for it in a worker, and `EngineHost` asks
+it for a worker.
 
 A proxy implements the `Engine` protocol. The codec is the engine's own, sent once, so that a worker
-needs neither weights nor torch. Seeds are drawn where the graph runs: what is sampled for a request does not depend on
-which process it came from.
+needs neither weights nor torch. Seeds are drawn where the graph runs: what is sampled for a request
+does not depend on which process it came from.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class _Facts(NamedTuple):
 class EngineProxy:
     """An engine of the parent process.
 
-    `on_token` is called with all tokens when the answer is whole: what a graph streams comes in the same pieces, late.
+    `on_token` is called with all tokens when the answer is whole: what a graph streams comes in the
+    same pieces, late.
     """
 
     def __init__(self, key: str, facts: bytes, ask: Callable[[Future[Any], Message], None]) -> None:
-        """`key`: by which the parent knows the engine. `ask`: sends a request, whose answer the future is given."""
+        """`key`: by which the parent knows the engine. `ask`: sends a request, whose answer the
+        future is given.
+        """
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
         self.policy_version = told.policy_version
@@ -67,26 +71,40 @@ class EngineProxy:
         future.add_done_callback(lambda done: answer.cancel() if done.cancelled() else None)
         messages = tuple(request.messages) if self._reads_messages else ()
         sampling = request.sampling.model_dump()
-        asked = (self._key, request.prompt_ids, sampling, request.schema, messages, request.role, request.thread)
+        asked = (
+            self._key,
+            request.prompt_ids,
+            sampling,
+            request.schema,
+            messages,
+            request.role,
+            request.thread,
+        )
         self._ask(answer, asked)
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Raises `ModelError`: who has the engine publishes."""
-        raise ModelError("A worker process cannot publish weights.", "Publish them where the engine is.")
+        raise ModelError(
+            "A worker process cannot publish weights.", "Publish them where the engine is."
+        )
 
     def close(self) -> None:
         """The engine is its owner's to close."""
 
 
-def _hand_over(future: Future[Completion], on_token: Callable[[int], None] | None, answer: Future[Any]) -> None:
+def _hand_over(
+    future: Future[Completion], on_token: Callable[[int], None] | None, answer: Future[Any]
+) -> None:
     if answer.cancelled() or not future.set_running_or_notify_cancel():
         return
     try:
         token_ids, logprobs, reason, version, queued, constrained = answer.result()
         for token in token_ids if on_token is not None else ():
             on_token(token)  # pyright: ignore[reportOptionalCall]
-        completion = Completion(token_ids, logprobs, FinishReason(reason), version, queued, constrained)
+        completion = Completion(
+            token_ids, logprobs, FinishReason(reason), version, queued, constrained
+        )
     except BaseException as error:  # whatever it is, the caller must not be left waiting
         future.set_exception(error)
     else:
@@ -96,8 +114,12 @@ def _hand_over(future: Future[Completion], on_token: Callable[[int], None] | Non
 class EngineHost:
     """Asks engines of this process for one worker. To be used in one event loop."""
 
-    def __init__(self, engines: dict[str, Engine], send: Callable[[Sequence[Message]], None]) -> None:
-        """`engines`: by the name under which they are asked for; others are loaded, once for all workers."""
+    def __init__(
+        self, engines: dict[str, Engine], send: Callable[[Sequence[Message]], None]
+    ) -> None:
+        """`engines`: by the name under which they are asked for; others are loaded, once for all
+        workers.
+        """
         self._engines, self._send = engines, send
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Future[Completion]] = {}
@@ -165,11 +187,14 @@ def _answer(number: int, future: Future[Completion]) -> Message:
 def _facts(engine: Engine) -> bytes:
     reads_messages = not type(engine).__module__.startswith(_OF_WEIGHTS)
     usual = engine.usual_answer if isinstance(engine, UsualAnswer) else Sampling().max_tokens
-    facts = _Facts(engine.name, engine.codec, engine.logprob_kind, engine.policy_version, reads_messages, usual)
+    facts = _Facts(
+        engine.name, engine.codec, engine.logprob_kind, engine.policy_version, reads_messages, usual
+    )
     try:
         return pickle.dumps(facts)
     except Exception as error:  # of a class of a user's
         raise ConfigError(
-            f"The codec of {engine.name!r} cannot be sent to a worker process: {type(error).__name__}: {error}.",
+            f"The codec of {engine.name!r} cannot be sent to a worker process:"
+            f" {type(error).__name__}: {error}.",
             "Run the graphs in one process, or give the codec's class a __reduce__.",
         ) from error

@@ -1,6 +1,8 @@
-"""A rollout worker, seen from the process that has the engine: what it is asked, what it answers, and how it ends.
+"""A rollout worker, seen from the process that has the engine: what it is asked, what it answers,
+and how it ends.
 
-How messages reach it, a subclass says: over a socket (`worker_subprocess`), or over Ray (`on_ray.worker`).
+How messages reach it, a subclass says: over a socket (`worker_subprocess`), or over Ray
+(`on_ray.worker`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class WorkerHandle(ABC):
         self.owner = ""
         """By which it owns leases in the store."""
         self.excused = False
-        """Another worker of its place has died since it ended a run: if it dies too, that is the same death."""
+        """Another worker of its place has died since it ended a run: if it dies too, that is the
+        same death.
+        """
 
     @property
     @abstractmethod
@@ -83,7 +87,9 @@ class WorkerHandle(ABC):
         """Send a frame, after those before it. One that has ended gets none."""
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Nothing any more once the worker was told to end: an engine may still answer what was asked before."""
+        """Nothing any more once the worker was told to end: an engine may still answer what was
+        asked before.
+        """
         if not self._told_to_end:
             self.write(packed(messages))
 
@@ -93,13 +99,16 @@ class WorkerHandle(ABC):
         await self._opened
 
     async def run(self, episode: Episode, version: int) -> Trajectory:
-        """The trajectory, when the episode has ended. Raises `WorkerDiedError` if the worker has."""
+        """The trajectory, when the episode has ended.
+        Raises `WorkerDiedError` if the worker has.
+        """
         number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
         try:
             frame = packed([("run", number, pickle.dumps(episode), version)])
         except Exception as error:  # of an object among the task's metadata or the graph's options
             raise ConfigError(
-                f"Thread {episode.thread_id} cannot be handed to a worker process: {type(error).__name__}: {error}.",
+                f"Thread {episode.thread_id} cannot be handed to a worker process:"
+                f" {type(error).__name__}: {error}.",
                 "Give the task and the graph's options plain values, or run in one process.",
             ) from error
         if self._ended is not None:

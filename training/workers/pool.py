@@ -1,16 +1,18 @@
 """Workers that run a run's graphs around one engine, which stays in this process with the weights.
 
-They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself. Commits are atomic
-across processes in SQLite and PostgreSQL, and each thread has a lease, so that what was built for several commands on
-one store holds here as it stands; records that went through this process would be written by the one that the engine
-needs most. What a worker hands over of a rollout that has ended is what it has read back from the store.
+They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself.
+Commits are atomic across processes in SQLite and PostgreSQL, and each thread has a lease, so that
+what was built for several commands on one store holds here as it stands; records that went through
+this process would be written by the one that the engine needs most. What a worker hands over of a
+rollout that has ended is what it has read back from the store.
 
-A worker that dies takes nothing with it but what it had not committed. Its leases are taken from it, and its rollouts
-handed to another, which goes on from the record, as a resumed run does. Workers that die without having ended a
-single rollout end the run; those that are lost together, with their node, count as one.
+A worker that dies takes nothing with it but what it had not committed. Its leases are taken from
+it, and its rollouts handed to another, which goes on from the record, as a resumed run does.
+Workers that die without having ended a single rollout end the run; those that are lost together,
+with their node, count as one.
 
-A worker is given its share of what is open, and no more: where one is still to be opened, its share waits for it, or
-for room that others have made.
+A worker is given its share of what is open, and no more: where one is still to be opened, its share
+waits for it, or for room that others have made.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from hrm_agent.trajectory import RunStatus, Trajectory
 __all__ = ["RolloutWorkers", "opened_workers", "refuse_unsendable"]
 
 _DEATHS = 3
-"""Workers that die one after another before a rollout has ended: something is wrong that another worker cannot mend."""
+"""Workers that die one after another before a rollout has ended: something is wrong that another
+worker cannot mend.
+"""
 
 
 class RolloutWorkers:
@@ -51,10 +55,19 @@ class RolloutWorkers:
         setup: WorkerSetup,
         processes: int,
         runner: EpisodeRunner,
-        open_worker: Callable[[dict[str, Engine], WorkerSetup], Awaitable[WorkerHandle]] = open_subprocess,
+        open_worker: Callable[
+            [dict[str, Engine], WorkerSetup], Awaitable[WorkerHandle]
+        ] = open_subprocess,
     ) -> None:
-        """`open_worker`: starts one around engines by name; when it raises, nothing is left of it."""
-        self._setup, self._processes, self._runner, self._open_worker = setup, processes, runner, open_worker
+        """`open_worker`: starts one around engines by name; when it raises,
+        nothing is left of it.
+        """
+        self._setup, self._processes, self._runner, self._open_worker = (
+            setup,
+            processes,
+            runner,
+            open_worker,
+        )
         backend = runner.backend
         self._engines: dict[str, Engine] = {}
         if not isinstance(backend, (str, BaseChatModel)):
@@ -78,8 +91,10 @@ class RolloutWorkers:
         """Run, resume or read back an episode. Raises what it would raise in this process."""
         if not isinstance(episode.graph, str):
             raise ConfigError(
-                f"The graph {episode.graph_name} is an object of this process, and worker processes import graphs.",
-                "Name it as package.module:attribute or ./file.py:attribute, or run in one process.",
+                f"The graph {episode.graph_name} is an object of this process, and worker processes"
+                " import graphs.",
+                "Name it as package.module:attribute or ./file.py:attribute, or run in one"
+                " process.",
             )
         on_record = self._runner.store.journal.find_trajectory
         known = on_record(episode.trajectory_id) if self._setup.mode == ONE_RUN else None
@@ -134,14 +149,18 @@ class RolloutWorkers:
             worker = await self._open_worker(self._engines, self._setup)
         except WorkerDiedError as error:
             if not self._begun:  # so will the next
-                raise RunError(f"A rollout worker died {error} before it was ready.", error.speaks_in) from error
+                raise RunError(
+                    f"A rollout worker died {error} before it was ready.", error.speaks_in
+                ) from error
             self._count_death(f"{error} before it was ready", "another is started")
             return
         self._begun = True
         self._workers.append(worker)
 
     async def _replace(self, worker: WorkerHandle, how: str) -> None:
-        """Drop a dead worker and report it once; the next rollout that needs a worker starts a new one."""
+        """Drop a dead worker and report it once; the next rollout that needs a worker starts a new
+        one.
+        """
         async with self._replacing:
             if worker not in self._workers:
                 return
@@ -157,8 +176,8 @@ class RolloutWorkers:
         if self._deaths >= _DEATHS:
             raise RunError(
                 f"{self._deaths} rollout workers died one after another, the last one {how}.",
-                "What was recorded is kept. Look at the memory that is left, and at what the graph does (sys.exit ends "
-                "its worker); then resume the run.",
+                "What was recorded is kept. Look at the memory that is left, and at what the graph"
+                " does (sys.exit ends its worker); then resume the run.",
             )
         sys.stderr.write(f"hrm-agent: A rollout worker died {how}; {what_next}.\n")
 
@@ -171,7 +190,9 @@ class RolloutWorkers:
 
     async def close(self) -> None:
         """End all workers and cancel the rollouts in them. Later rollouts raise `RunError`."""
-        self._failure = self._failure or RunError("The rollout workers are closed: their run has ended.")
+        self._failure = self._failure or RunError(
+            "The rollout workers are closed: their run has ended."
+        )
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -179,7 +200,9 @@ class RolloutWorkers:
         self._workers.clear()
 
 
-def refuse_unsendable(processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None) -> None:
+def refuse_unsendable(
+    processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None
+) -> None:
     """Raise `ConfigError` for what worker processes cannot have, before anything is opened.
 
     `given`: a backend that was handed over as an object.
@@ -188,17 +211,21 @@ def refuse_unsendable(processes: int, config: CollectConfig | GrpoConfig, given:
         return
     if config.ray is not None and (config.environment or "").startswith("ray"):
         raise ConfigError(
-            f"The environment {config.environment} would put an actor on every node for each of the workers on Ray.",
-            "Leave --environment out: workers run model-written code on their own nodes. Or name a server's URL.",
+            f"The environment {config.environment} would put an actor on every node for each of the"
+            " workers on Ray.",
+            "Leave --environment out: workers run model-written code on their own nodes. Or name a"
+            " server's URL.",
         )
     if isinstance(given, BaseChatModel):
         raise ConfigError(
-            f"The chat model {type(given).__name__} is an object of this process, and cannot be sent to others.",
+            f"The chat model {type(given).__name__} is an object of this process, and cannot be"
+            " sent to others.",
             "Name it by a model string, such as openai:gpt-5, or run in one process.",
         )
     if config.environment == "ray" and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
-            "The environment `ray` without an address is a cluster of one process: each worker would start its own.",
+            "The environment `ray` without an address is a cluster of one process: each worker"
+            " would start its own.",
             "Start one, `ray start --head`, and name it: --environment ray:ADDRESS.",
         )
 
@@ -212,7 +239,8 @@ async def opened_workers(
     draw: Callable[[], list[Task]],
     mode: Mode = ONE_RUN,
 ) -> AsyncGenerator[RolloutWorkers | None]:
-    """Workers for the episodes of a run; None where one process of this machine is asked for, which is this one.
+    """Workers for the episodes of a run; None where one process of this machine is asked for, which
+    is this one.
 
     `draw`: draws the run's tasks anew, there.
     """
@@ -235,7 +263,9 @@ async def opened_workers(
             workers = RolloutWorkers(setup, processes, runner)
         else:
             cluster = await stack.enter_async_context(opened_cluster(config.ray, runner.store))
-            workers = RolloutWorkers(cluster.setup_of(setup), processes, runner, cluster.open_worker)
+            workers = RolloutWorkers(
+                cluster.setup_of(setup), processes, runner, cluster.open_worker
+            )
             cluster.on_lost = workers.fail
         stack.push_async_callback(workers.close)
         yield workers

@@ -1,12 +1,15 @@
-"""A rollout worker: `python -m hrm_agent.training.workers.process`, started by `hrm_agent.training.workers.subprocess`.
+"""A rollout worker: `python -m hrm_agent.training.workers.process`, started by
+`hrm_agent.training.workers.subprocess`.
 
-It runs episodes as its parent would: on the run's store, which it opens itself, with an environment and tasks of its
-own, and with the parent's engine. What it is told it reads in a thread of its own: a node that waits for an answer
-without giving way to the event loop gets that answer all the same. All but its connection is the same in a worker
-that is an actor of a Ray cluster (`hrm_agent.training.workers`).
+It runs episodes as its parent would: on the run's store, which it opens itself, with an environment
+and tasks of its own, and with the parent's engine. What it is told it reads in a thread of its own:
+a node that waits for an answer without giving way to the event loop gets that answer all the same.
+All but its connection is the same in a worker that is an actor of a Ray cluster
+(`hrm_agent.training.workers`).
 
-It ends with its parent: the kernel kills it when that is gone. Where the parent closes the connection, the runs under
-way are cancelled, as an interrupt cancels them in one process; they are resumed from the record.
+It ends with its parent: the kernel kills it when that is gone. Where the parent closes the
+connection, the runs under way are cancelled, as an interrupt cancels them in one process; they are
+resumed from the record.
 """
 
 from __future__ import annotations
@@ -38,7 +41,15 @@ from hrm_agent.runtime.selection.strategies import solve
 from hrm_agent.store import open_store
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.workers.engine_proxy import EngineProxy
-from hrm_agent.training.workers.wire import LENGTH, Message, WorkerSetup, error_of, packed, told, unpacked
+from hrm_agent.training.workers.wire import (
+    LENGTH,
+    Message,
+    WorkerSetup,
+    error_of,
+    packed,
+    told,
+    unpacked,
+)
 from hrm_agent.trajectory import TaskRef
 
 __all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "serve"]
@@ -47,8 +58,12 @@ __all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "ser
 class Parent:
     """The connection to the process that started this one. Thread-safe."""
 
-    def __init__(self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]) -> None:
-        """`receive`: waits for the next messages, none at the end. `write`: sends a frame, from any thread."""
+    def __init__(
+        self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]
+    ) -> None:
+        """`receive`: waits for the next messages, none at the end. `write`: sends a frame, from any
+        thread.
+        """
         self.receive, self._write, self._numbers = receive, write, count(1)
         self._asked: dict[int, Future[Any]] = {}
         self._gone = False
@@ -113,7 +128,9 @@ class WorkerRollouts:
         self._gate = asyncio.Semaphore(setup.concurrency)
         threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="episode")
         asyncio.get_running_loop().set_default_executor(threads)
-        self._tasks = {_key(task.ref()): task for task in setup.tasks()} if setup.tasks is not None else None
+        self._tasks = (
+            {_key(task.ref()): task for task in setup.tasks()} if setup.tasks is not None else None
+        )
         self._running: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -122,7 +139,9 @@ class WorkerRollouts:
         return self._runner.store.owner
 
     async def serve(self, commands: asyncio.Queue[Message]) -> None:
-        """Until the parent has nothing more to say; then cancel what is under way, and wait for what it gives back."""
+        """Until the parent has nothing more to say; then cancel what is under way, and wait for
+        what it gives back.
+        """
         while (message := await commands.get())[0] != "over":
             self._begin(*message[1:]) if message[0] == "run" else self._stop(*message[1:])
         for task in self._running.values():
@@ -136,7 +155,9 @@ class WorkerRollouts:
         task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
 
     def _stopped(self, number: int) -> None:
-        """Report a cancelled run once its lease is released, so that another worker can acquire it."""
+        """Report a cancelled run once its lease is released,
+        so that another worker can acquire it.
+        """
         self._running.pop(number, None)  # where it had not begun
         self._runner.store.database.flush()
         self._parent.send(("stopped", number, None))
@@ -158,8 +179,12 @@ class WorkerRollouts:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            what = "A rollout was cancelled by something that its graph or its verifier has awaited."
-            self._parent.send(("failed", number, told(RunError(what, "Catch it there; then resume the run."))))
+            what = (
+                "A rollout was cancelled by something that its graph or its verifier has awaited."
+            )
+            self._parent.send(
+                ("failed", number, told(RunError(what, "Catch it there; then resume the run.")))
+            )
         finally:
             del self._running[number]
 
@@ -170,10 +195,11 @@ class WorkerRollouts:
         if task is None:
             family = self._setup.config.tasks
             raise ConfigError(
-                f"A worker process that draws the tasks {family!r} is given none like {episode.task.id!r}: they were"
-                " handed over as objects, or are drawn otherwise each time.",
-                "Name tasks of your own as package.module:attribute, and let them follow from split, seed and count;"
-                " or run in one process.",
+                f"A worker process that draws the tasks {family!r} is given none like"
+                f" {episode.task.id!r}: they were handed over as objects, or are drawn otherwise"
+                " each time.",
+                "Name tasks of your own as package.module:attribute, and let them follow from"
+                " split, seed and count; or run in one process.",
             )
         return _verified_by(task, episode)
 
@@ -183,8 +209,8 @@ def _read(episode: bytes) -> Episode:
         return pickle.loads(episode)  # noqa: S301 - only the parent can write it
     except Exception as error:  # of a class that only the parent's program has
         raise ConfigError(
-            f"What a task or the graph's options hold cannot be read in a worker process: {type(error).__name__}: "
-            f"{error}.",
+            "What a task or the graph's options hold cannot be read in a worker process:"
+            f" {type(error).__name__}: {error}.",
             "Give them plain values, or run in one process.",
         ) from error
 
@@ -201,13 +227,17 @@ def _verified_by(task: Task, episode: Episode) -> Episode:
 async def opened_rollouts(
     setup: WorkerSetup, parent: Asking, engine: Engine | None = None
 ) -> AsyncGenerator[WorkerRollouts]:
-    """Runs episodes on the run's store, with `engine`, or with what stands here for the parent's."""
+    """Runs episodes on the run's store, with `engine`,
+    or with what stands here for the parent's.
+    """
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
         backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
         environment = _environment(setup)
         try:
-            runner = EpisodeRunner(store, backend, setup.policy, environment, **config.runner_options())
+            runner = EpisodeRunner(
+                store, backend, setup.policy, environment, **config.runner_options()
+            )
             with exporting(config) as on_end:
                 yield WorkerRollouts(setup, replace(runner, on_end=on_end), parent)
         finally:
@@ -220,7 +250,10 @@ def _environment(setup: WorkerSetup) -> Environment:
     if config.environment is not None:
         return open_environment(config.environment, isolation=config.isolation)
     return LocalEnvironment(
-        slots=setup.slots, max_sessions=setup.sessions, isolation=config.isolation, spare_seconds=SPARE_SECONDS
+        slots=setup.slots,
+        max_sessions=setup.sessions,
+        isolation=config.isolation,
+        spare_seconds=SPARE_SECONDS,
     )
 
 
@@ -245,7 +278,9 @@ class _Socket:
 
 
 async def serve(parent: Parent) -> None:
-    """Load what the parent says first, then run what it asks for until it has nothing more to say."""
+    """Load what the parent says first, then run what it asks for until it has nothing more to
+    say.
+    """
     loop = asyncio.get_running_loop()
     first = await asyncio.to_thread(parent.receive)
     if not first:

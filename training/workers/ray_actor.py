@@ -1,7 +1,7 @@
 """What stands on a node of a Ray cluster: a rollout worker, whose messages go over Ray.
 
-Ray runs the actor's methods on an event loop of its own. Graphs run on another one, in a thread: a node that blocks it
-for an answer of the engine gets that answer all the same, as in a process.
+Ray runs the actor's methods on an event loop of its own. Graphs run on another one, in a thread: a
+node that blocks it for an answer of the engine gets that answer all the same, as in a process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ __all__ = ["ActorSide", "this_host", "worker_class"]
 
 
 class ActorSide:
-    """The connection between Ray's event loop and the thread that runs graphs. To be made on the former."""
+    """The connection between Ray's event loop and the thread that runs graphs. To be made on the
+    former.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +42,9 @@ class ActorSide:
             self._inbox.put(())
 
     async def says(self) -> AsyncGenerator[list[bytes]]:
-        """What the worker says: frames, in order, those that came together in one list. Ends with its work."""
+        """What the worker says: frames, in order, those that came together in one list. Ends with
+        its work.
+        """
         while True:
             await self._something.wait()
             self._something.clear()
@@ -72,7 +76,9 @@ class ActorSide:
 
 
 def this_host() -> str:
-    """This boot of this machine's kernel, where that can be told: two containers may have one name."""
+    """This boot of this machine's kernel, where that can be told:
+    two containers may have one name.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -80,14 +86,18 @@ def this_host() -> str:
 
 
 def worker_class() -> type[Any]:
-    """The actor's class. Made here, it is sent whole: a node that has no hrm_agent, or another one, can say so."""
+    """The actor's class. Made here, it is sent whole: a node that has no hrm_agent, or another one,
+    can say so.
+    """
 
     class RolloutWorker:
-        async def hello(self, version: str, folder: str, paths: list[str], on_host: str) -> tuple[str, int, str, str]:
+        async def hello(
+            self, version: str, folder: str, paths: list[str], on_host: str
+        ) -> tuple[str, int, str, str]:
             """Node, process id; why it is of no use, and what to do.
 
-            `version`: the trainer's. `folder`, `paths`: where it is, and where it finds modules. `on_host`: where the
-            store is a file; empty: anywhere.
+            `version`: the trainer's. `folder`, `paths`: where it is, and where it finds modules.
+            `on_host`: where the store is a file; empty: anywhere.
             """
             import os
             import sys
@@ -103,10 +113,18 @@ def worker_class() -> type[Any]:
                 from hrm_agent import __version__
 
                 if __version__ != version:
-                    return *where, f"It has hrm_agent {__version__}, and the trainer has {version}.", install
+                    return (
+                        *where,
+                        f"It has hrm_agent {__version__}, and the trainer has {version}.",
+                        install,
+                    )
                 from hrm_agent.training.workers.ray_actor import ActorSide, this_host
             except Exception as error:
-                return *where, f"It cannot import hrm_agent: {type(error).__name__}: {error}.", install
+                return (
+                    *where,
+                    f"It cannot import hrm_agent: {type(error).__name__}: {error}.",
+                    install,
+                )
             if on_host and this_host() != on_host:
                 shared = "Record in PostgreSQL, which all nodes reach: --store postgresql://..."
                 return *where, "The store is a file of another machine.", shared

@@ -1,16 +1,18 @@
 """A Ray cluster as the place of a run's rollout workers.
 
-Ray decides where each is: on nodes with a CPU that is not taken, spread out. One that finds none waits, and gets the
-first that comes free, or joins; where the cluster has an autoscaler, that is what makes it grow. A node that is of no
-use (it lacks this package, has another version, isolates less than is accepted, cannot reach the store) is left out
-with a line on stderr; a run whose nodes are all of no use ends with the reason.
+Ray decides where each is: on nodes with a CPU that is not taken, spread out. One that finds none
+waits, and gets the first that comes free, or joins; where the cluster has an autoscaler, that is
+what makes it grow. A node that is of no use (it lacks this package, has another version, isolates
+less than is accepted, cannot reach the store) is left out with a line on stderr; a run whose nodes
+are all of no use ends with the reason.
 
-The engine and the driver of Ray are one process, the trainer's. If the cluster's head dies, workers and trainer still
-reach each other, but nobody can be placed any more, and Ray ends all of them within minutes. So the run ends first: it
-says so, workers give back what they hold, and it goes on from its store on another cluster.
+The engine and the driver of Ray are one process, the trainer's. If the cluster's head dies, workers
+and trainer still reach each other, but nobody can be placed any more, and Ray ends all of them
+within minutes. So the run ends first: it says so, workers give back what they hold, and it goes on
+from its store on another cluster.
 
-Who can speak to Ray can run anything on its nodes, and reads what goes between them: a cluster's network is to be
-trusted, and out of reach of model-written code.
+Who can speak to Ray can run anything on its nodes, and reads what goes between them: a cluster's
+network is to be trusted, and out of reach of model-written code.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ NOWHERE_SECONDS = 600.0
 """The run ends when no worker has found a place for so long."""
 _REACH_SECONDS = 5.0
 _RAY_WAITS_SECONDS = "600"
-"""Ray ends a process that has not reached the head for so long; by default (60) a trainer in the midst of an update
-would be gone before it could say anything."""
+"""Ray ends a process that has not reached the head for so long; by default (60) a trainer in the
+midst of an update would be gone before it could say anything.
+"""
 _TRIES = 3
 """Times that a worker is placed anew which died before it was ready: its node may have died."""
 
@@ -97,10 +100,16 @@ class WorkerCluster:
         """Leave a node out from now on. Raises the error where no other is left."""
         nodes = [each for each in await asyncio.to_thread(self._ray.nodes) if each["Alive"]]
         if node not in self._refused:
-            name = next((each["NodeManagerHostname"] for each in nodes if each["NodeID"] == node), "")
+            name = next(
+                (each["NodeManagerHostname"] for each in nodes if each["NodeID"] == node), ""
+            )
             self._refused[node] = str(error)
-            sys.stderr.write(f"hrm-agent: The node {name} ({node[:8]}) of the Ray cluster is left out. {error}\n")
-        if {each["NodeID"] for each in nodes if each["Resources"].get("CPU", 0) > 0} <= self._refused.keys():
+            sys.stderr.write(
+                f"hrm-agent: The node {name} ({node[:8]}) of the Ray cluster is left out. {error}\n"
+            )
+        if {
+            each["NodeID"] for each in nodes if each["Resources"].get("CPU", 0) > 0
+        } <= self._refused.keys():
             raise error
 
     async def watch(self) -> None:
@@ -118,8 +127,10 @@ class WorkerCluster:
             elif time.monotonic() - silent_since >= HEADLESS_SECONDS:
                 self.on_lost(
                     RunError(
-                        f"The head of the Ray cluster at {host}:{port} is gone, and with it the cluster.",
-                        "What was recorded is kept. Start another cluster and give the same command, with its --ray.",
+                        f"The head of the Ray cluster at {host}:{port} is gone, and with it the"
+                        " cluster.",
+                        "What was recorded is kept. Start another cluster and give the same"
+                        " command, with its --ray.",
                     )
                 )
                 return
@@ -130,16 +141,18 @@ class WorkerCluster:
         if waited >= NOWHERE_SECONDS and not self._placed:
             self.on_lost(
                 RunError(
-                    f"No rollout worker has found a place in the Ray cluster for {waited:.0f} seconds.",
-                    "Each takes one CPU of Ray's account: `ray status` shows who has them. Then resume the run.",
+                    f"No rollout worker has found a place in the Ray cluster for {waited:.0f}"
+                    " seconds.",
+                    "Each takes one CPU of Ray's account: `ray status` shows who has them. Then"
+                    " resume the run.",
                 )
             )
         elif waited >= PLACE_SECONDS and not self._told:
             self._told = True
             count = sum(not worker.place for worker in self._waiting)
             sys.stderr.write(
-                f"hrm-agent: {count} rollout worker{'s wait' if count > 1 else ' waits'} for a free CPU of the Ray "
-                "cluster; others go on.\n"
+                f"hrm-agent: {count} rollout worker{'s wait' if count > 1 else ' waits'} for a free"
+                " CPU of the Ray cluster; others go on.\n"
             )
 
 
@@ -155,19 +168,23 @@ async def _answers(host: str, port: int) -> bool:
 
 @asynccontextmanager
 async def opened_cluster(address: str, store: RunStore) -> AsyncGenerator[WorkerCluster]:
-    """The cluster at `address`: `HOST:PORT` of one that this machine is a node of, `auto` for the one that was started
-    here, `local` for one of this machine alone, gone with the run.
+    """The cluster at `address`: `HOST:PORT` of one that this machine is a node of, `auto` for the
+    one that was started here, `local` for one of this machine alone, gone with the run.
 
-    Raises `HrmError` where Ray is not installed or out of reach, `ConfigError` where its nodes cannot share the store.
+    Raises `HrmError` where Ray is not installed or out of reach, `ConfigError` where its nodes
+    cannot share the store.
     """
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _RAY_WAITS_SECONDS)
     ray, ours = connect(address)
     watching: asyncio.Task[None] | None = None
     try:
-        hosts = {each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]} - {socket.gethostname()}
+        hosts = {each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]} - {
+            socket.gethostname()
+        }
         if store.database.path is not None and hosts:
             raise ConfigError(
-                f"The store {store.url} is a file of this machine, and the Ray cluster has others: {', '.join(hosts)}.",
+                f"The store {store.url} is a file of this machine, and the Ray cluster has others:"
+                f" {', '.join(hosts)}.",
                 "Record in PostgreSQL, which all nodes reach: --store postgresql://...",
             )
         cluster = WorkerCluster(ray, store)

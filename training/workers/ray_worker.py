@@ -1,12 +1,14 @@
 """A rollout worker that is an actor of a Ray cluster, seen from the process that has the engine.
 
-Ray places the actor, carries what is said, and tells of its death. What the worker says comes as one streaming call,
-for as long as it lives; what it is told goes in calls of which one is under way at a time, and what comes up meanwhile
-shares the next. So messages keep their order, which Ray does not promise for calls of an async actor, and a busy engine
-makes few and large calls. What waits is bounded by the runs that are open.
+Ray places the actor, carries what is said, and tells of its death. What the worker says comes as
+one streaming call, for as long as it lives; what it is told goes in calls of which one is under way
+at a time, and what comes up meanwhile shares the next. So messages keep their order, which Ray does
+not promise for calls of an async actor, and a busy engine makes few and large calls. What waits is
+bounded by the runs that are open.
 
-Ray is not asked to restart an actor, nor to repeat a call: a new one knows nothing of its runs, and a repeated call
-would hand it some that others have. A new actor is asked for, with the runs that are open then.
+Ray is not asked to restart an actor, nor to repeat a call: a new one knows nothing of its runs, and
+a repeated call would hand it some that others have. A new actor is asked for, with the runs that
+are open then.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ _SPEAKS_IN = "What it said, if anything, stands in /tmp/ray/session_latest/logs 
 class RayWorker(WorkerHandle):
     """One actor, which takes one CPU of Ray's account."""
 
-    def __init__(self, engines: dict[str, Engine], ray: Any, refused: Collection[str], on_host: str) -> None:
-        """`refused`: ids of nodes that it is not to be on. `on_host`: the only one that it may be on; empty: any."""
+    def __init__(
+        self, engines: dict[str, Engine], ray: Any, refused: Collection[str], on_host: str
+    ) -> None:
+        """`refused`: ids of nodes that it is not to be on. `on_host`: the only one that it may be
+        on; empty: any.
+        """
         super().__init__(engines)
         self._ray, self._refused, self._on_host = ray, refused, on_host
         self._actor: Any = None
@@ -52,7 +58,11 @@ class RayWorker(WorkerHandle):
         elsewhere = {"ray.io/node-id": f"!in({','.join(self._refused)})"} if self._refused else None
         actor: Any = self._ray.remote(worker_class())
         self._actor = actor.options(
-            num_cpus=1, scheduling_strategy="SPREAD", label_selector=elsewhere, max_restarts=0, max_task_retries=0
+            num_cpus=1,
+            scheduling_strategy="SPREAD",
+            label_selector=elsewhere,
+            max_restarts=0,
+            max_task_retries=0,
         ).remote()
         paths = [path or str(Path.cwd()) for path in sys.path]
         asked = __version__, str(Path.cwd()), paths, self._on_host
@@ -96,14 +106,19 @@ class RayWorker(WorkerHandle):
         self.end_all(ended)
 
     def _died(self, error: object) -> WorkerDiedError:
-        where = f"on the node {self.place[:8]} (process {self._pid})" if self.place else "before it had a place"
+        where = (
+            f"on the node {self.place[:8]} (process {self._pid})"
+            if self.place
+            else "before it had a place"
+        )
         died = WorkerDiedError(f"{where}: {line_of(error).rstrip('.')}")
         died.speaks_in = _SPEAKS_IN
         return died
 
     async def close(self) -> None:
         self._told_to_end = True
-        if self._tasks and not self._tasks[0].done():  # it speaks, also where the cluster's head is gone
+        # it speaks, also where the cluster's head is gone
+        if self._tasks and not self._tasks[0].done():
             with suppress(Exception):
                 self._actor.take.remote([])
             await asyncio.wait(self._tasks[:1], timeout=GRACE_SECONDS)

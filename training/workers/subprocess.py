@@ -1,6 +1,7 @@
 """A rollout worker that is a process of this machine, over a socket that nobody else has.
 
-Workers lead sessions of their own: an interrupt from the keyboard is for this process, which ends them.
+Workers lead sessions of their own: an interrupt from the keyboard is for this process, which ends
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hrm_agent.training.workers.wire import LENGTH, WorkerSetup, unpacked
 __all__ = ["SubprocessWorker", "open_subprocess"]
 
 _LAST_WORDS_SECONDS = 1.0
-"""For what a worker that has ended had said. The connection may stay open: what it forked holds it, too."""
+"""For what a worker that has ended had said. The connection may stay open: what it forked holds it,
+too.
+"""
 
 
 class SubprocessWorker(WorkerHandle):
@@ -44,7 +47,10 @@ class SubprocessWorker(WorkerHandle):
                 *(sys.executable, "-P", "-m", "hrm_agent.training.workers.process"),
                 *(str(theirs.fileno()), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                },
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -69,8 +75,12 @@ class SubprocessWorker(WorkerHandle):
             ended = error
         self.end_all(ended)
 
-    async def _watch(self, process: asyncio.subprocess.Process, listening: asyncio.Task[None]) -> None:
-        """When the process has ended, end all that it has started and that led no session of its own."""
+    async def _watch(
+        self, process: asyncio.subprocess.Process, listening: asyncio.Task[None]
+    ) -> None:
+        """When the process has ended, end all that it has started and that led no session of its
+        own.
+        """
         await process.wait()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -81,7 +91,11 @@ class SubprocessWorker(WorkerHandle):
         """By what the process ended, in words."""
         assert self._process is not None
         code = await self._process.wait()
-        how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
+        how = (
+            f"by signal {-code} ({signal.strsignal(-code)})"
+            if code < 0
+            else f"with exit code {code}"
+        )
         return f"{how} (process {self._process.pid})"
 
     async def close(self) -> None:

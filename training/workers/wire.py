@@ -1,8 +1,10 @@
-"""What a trainer and its rollout workers say to each other, over a socket that nobody else has, or over Ray.
+"""What a trainer and its rollout workers say to each other, over a socket that nobody else has, or
+over Ray.
 
 A frame is a pickled list of messages; a message is a tuple that begins with its kind. Both ends are
-processes of one program and of one user, and a worker runs only what its parent would have run itself: what one end
-says, the other may unpickle. Texts of models and tools are strings in it and nothing else.
+processes of one program and of one user, and a worker runs only what its parent would have run
+itself: what one end says, the other may unpickle. Texts of models and tools are strings in it and
+nothing else.
 
 | from the worker | | to the worker | |
 |---|---|---|---|
@@ -78,7 +80,8 @@ def told(error: BaseException) -> Message:
 
 
 def error_of(name: str, message: str, hint: str | None) -> Exception:
-    """The error that was told: of the same class where that is ours or Python's, and always of the same name.
+    """The error that was told: of the same class where that is ours or Python's, and always of the
+    same name.
 
     A run's record says by which error it failed, and says the same whichever process it ran in.
     """

@@ -1,8 +1,9 @@
 """Flags: argparse, with this project's errors, and with one flag for each key of a config class.
 
-Why argparse: a class of pydantic fields is the only place where an option is written down, some options are open tables
-(`--context max_turns=6`), and an unknown flag has to read like any other error of this program. tyro and typer each do
-two of the three, and take four to nine times as long to import.
+Why argparse: a class of pydantic fields is the only place where an option is written down, some
+options are open tables (`--context max_turns=6`), and an unknown flag has to read like any other
+error of this program. tyro and typer each do two of the three, and take four to nine times as long
+to import.
 """
 
 from __future__ import annotations
@@ -39,13 +40,19 @@ Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
 _PAIR = re.compile(r"[A-Za-z_][\w.-]*=")
 _DEST = "config:"
-"""Marks the attributes that belong to the configuration: a command has other arguments beside it."""
+"""Marks the attributes that belong to the configuration:
+a command has other arguments beside it.
+"""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help in which no line breaks within a word, and whose usage names no options that stand below it anyway."""
+    """Help in which no line breaks within a word, and whose usage names no options that stand below
+    it anyway.
+    """
 
-    def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None) -> str:
+    def _format_usage(
+        self, usage: str | None, actions: Any, groups: Any, prefix: str | None
+    ) -> str:
         if usage is None:
             needed = [action for action in actions if not action.option_strings or action.required]
             words = [self._usage_of(action) for action in needed]
@@ -64,7 +71,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         flag, space, choices = text.partition(" ")
         if len(text) <= room or "|" not in choices:
             return text
-        lines = fitted(choices.replace("|", "| "), room - len(flag) - 1).replace("| ", "|").split("\n")
+        lines = (
+            fitted(choices.replace("|", "| "), room - len(flag) - 1).replace("| ", "|").split("\n")
+        )
         return flag + space + f"\n{' ' * (self._current_indent + len(flag) + 1)}".join(lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
@@ -75,7 +84,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. Knows --json and --debug; raises `ConfigError` instead of exiting."""
+    """The parser of one command. Knows --json and --debug;
+    raises `ConfigError` instead of exiting.
+    """
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(
@@ -97,7 +108,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
-            hint = (surplus if what == "argument" else nearest(flag, self._flags())) or self._see_help()
+            hint = (
+                surplus if what == "argument" else nearest(flag, self._flags())
+            ) or self._see_help()
             raise ConfigError(f"{self.prog} has no {what} {flag!r}.", hint)
         return arguments
 
@@ -105,14 +118,21 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}.", self._see_help())
 
     def _flags(self) -> list[str]:
-        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        return [
+            flag
+            for action in self._actions
+            for flag in action.option_strings
+            if flag.startswith("--")
+        ]
 
     def _see_help(self) -> str:
         return f"`{self.prog} --help` lists its arguments."
 
 
 def add_graph_options(parser: Parser, before: str = "") -> None:
-    """`--config` (or `--configurable`) and `--context`, each with pairs, for a command without a config class."""
+    """`--config` (or `--configurable`) and `--context`, each with pairs, for a command without a
+    config class.
+    """
     pairs: dict[str, Any] = {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE", "default": {}}
     recorded = "[what the run was given]"
     help_ = f"{before}what the graph reads from config['configurable'], over {recorded}"
@@ -128,9 +148,12 @@ def add_config(parser: Parser, model: type[BaseModel]) -> None:
         action=_FileOrPair if pairs else "store",
         type=str if pairs else Path,
         metavar="FILE",
-        help="TOML file; flags override it" + ("; KEY=VALUE is --configurable KEY=VALUE" if pairs else ""),
+        help="TOML file; flags override it"
+        + ("; KEY=VALUE is --configurable KEY=VALUE" if pairs else ""),
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration as TOML and stop"
+    )
     _add_fields(parser, model)
 
 
@@ -142,9 +165,12 @@ def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags:
         if inner is not None:
             part = issubclass(inner, ConfigPart)
             _add_fields(parser, inner, f"{prefix}{name}.", flags if part else f"{flags}{name}.")
-        elif not any(nested_model(item) for item in get_args(field.annotation)):  # a list of tables has no flag
+        # a list of tables has no flag
+        elif not any(nested_model(item) for item in get_args(field.annotation)):
             flag = f"--{flags}{name}".replace("_", "-")
-            group.add_argument(flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field))
+            group.add_argument(
+                flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field)
+            )
 
 
 def _kind(field: FieldInfo) -> dict[str, Any]:
@@ -168,21 +194,31 @@ def _metavar(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "|".join(str(option.value) for option in annotation)
     if origin in (Union, types.UnionType):
-        return "|".join("none" if option is types.NoneType else _metavar(option) for option in options)
+        return "|".join(
+            "none" if option is types.NoneType else _metavar(option) for option in options
+        )
     names = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
     return names.get(annotation, "VALUE")
 
 
 def _help(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True, validated_data={})
-    shown = "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
+    shown = (
+        "none"
+        if default is None
+        else json.dumps(default)
+        if isinstance(default, dict)
+        else str(default)
+    )
     shown = BY_MODEL if BY_MODEL in field.metadata else shown
     text = " ".join((field.description or "").split())
     return f"{text} [{shown}]".strip().replace("%", "%%")
 
 
 def _pairs_apart(words: Sequence[str]) -> list[str]:
-    """`--config a=1 b=2` as `--config a=1 --config b=2`: what follows a file there is another argument."""
+    """`--config a=1 b=2` as `--config a=1 --config b=2`: what follows a file there is another
+    argument.
+    """
     apart = list[str]()
     follows = False
     for number, word in enumerate(words):
@@ -199,33 +235,43 @@ def _pairs_apart(words: Sequence[str]) -> list[str]:
 
 
 class _Pairs(argparse.Action):
-    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are TOML.
+    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are
+    TOML.
 
     `--context` alone is the empty table.
     """
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         table: dict[str, Any] = dict(getattr(namespace, self.dest) or {})
         for pair in values:
             key, equals, value = pair.partition("=")
             if not equals:
                 raise ConfigError(
-                    f"{option_string}: {pair!r} is not KEY=VALUE.", f"Write {option_string} {pair}=VALUE."
+                    f"{option_string}: {pair!r} is not KEY=VALUE.",
+                    f"Write {option_string} {pair}=VALUE.",
                 )
             table[key] = _toml_value(value)
         setattr(namespace, self.dest, table)
 
 
 class _FileOrPair(argparse.Action):
-    """`--config FILE`, or `--config KEY=VALUE` any number of times for LangGraph's `config["configurable"]`."""
+    """`--config FILE`, or `--config KEY=VALUE` any number of times for LangGraph's
+    `config["configurable"]`.
+    """
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         key, equals, value = str(values).partition("=")
         if not equals or Path(values).exists():
             namespace.config = Path(values)
             return
         dest = f"{_DEST}configurable"
-        setattr(namespace, dest, {**(getattr(namespace, dest, None) or {}), key: _toml_value(value)})
+        setattr(
+            namespace, dest, {**(getattr(namespace, dest, None) or {}), key: _toml_value(value)}
+        )
 
 
 def _toml_value(text: str) -> Any:
@@ -244,14 +290,19 @@ def config_from(
     arguments: Arguments, model: type[Config], command: str, base: Mapping[str, Any] | None = None
 ) -> Config:
     """The configuration of a command: its defaults (and `base`), then the file, then the flags."""
-    values = {**(base or {}), **(read_config_file(arguments.config, command) if arguments.config else {})}
-    build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
+    values = {
+        **(base or {}),
+        **(read_config_file(arguments.config, command) if arguments.config else {}),
+    }
+    # a mistake in the file is told as one of the file
+    build_config(model, values, str(arguments.config))
     given: dict[str, Any] = {}
     for dest, value in vars(arguments).items():
         if dest.startswith(_DEST) and value is not None:
             *tables, key = dest.removeprefix(_DEST).split(".")
             _within(given, tables)[key] = value
-    if base and given.get("graph", base.get("graph")) == base.get("graph"):  # of the thread on record: key by key
+    # of the thread on record: key by key
+    if base and given.get("graph", base.get("graph")) == base.get("graph"):
         for table in (name for name in ("configurable", "context") if given.get(name)):
             given[table] = {**values.get(table, {}), **given[table]}
     return build_config(model, merge_values(model, values, given), "from the flags")
@@ -265,4 +316,7 @@ def _within(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:
     """What `--dry-run` prints."""
-    print(config.model_dump_json(indent=2) if as_json else to_toml(config, command), end="\n" if as_json else "")
+    print(
+        config.model_dump_json(indent=2) if as_json else to_toml(config, command),
+        end="\n" if as_json else "",
+    )

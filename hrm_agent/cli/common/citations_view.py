@@ -1,7 +1,9 @@
-"""What an answer cites, for people: the citations as a list with addresses, and a cited span in its text.
+"""What an answer cites, for people: the citations as a list with addresses, and a cited span in its
+text.
 
-Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`, and whose
-`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research` has them.
+Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`,
+and whose `citations` point into them, `{"source", "start", "end", "quote", "url"}`, as
+`hrm_agent.graphs.research` has them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.browse.state import newest_plain_channels
 from hrm_agent.store.values.plain_reader import NeedsItsType
 
-__all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
+__all__ = [
+    "citation_lines",
+    "cited_lines",
+    "source_data",
+    "source_lines",
+    "values_of",
+    "without_list",
+]
 
 _AROUND = 300
 """Characters of the text that are shown before and after a span."""
@@ -28,10 +37,13 @@ StyledLine = tuple[str, str]
 
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
-    """Citations and sources in the newest state of a thread, read without the graph's types where its code is gone."""
+    """Citations and sources in the newest state of a thread, read without the graph's types where
+    its code is gone.
+    """
     with suppress(NeedsItsType):
         return newest_plain_channels(store, thread, ("citations", "sources"))
-    from hrm_agent.runtime.newest_state import newest_state  # LangGraph, which plain values do not need
+    # LangGraph, which plain values do not need
+    from hrm_agent.runtime.newest_state import newest_state
 
     return newest_state(store, thread, graph) or {}
 
@@ -64,7 +76,9 @@ def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 
 def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
-    """A citation by its number, in the text around it; or a source by its name, from its beginning."""
+    """A citation by its number, in the text around it; or a source by its name,
+    from its beginning.
+    """
     citations, sources = _citations(values), _sources(values)
     if wanted in sources:
         yield f"{wanted}  {_where(sources[wanted], {})}", "bold"
@@ -72,13 +86,23 @@ def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
         return
     if not wanted.isdecimal() or not 1 <= int(wanted) <= len(citations):
         known = [*([f"1 to {len(citations)}"] if citations else []), *sources]
-        raise RunError(f"The newest answer has no citation {wanted!r}.", f"There is {', '.join(known) or 'none'}.")
+        raise RunError(
+            f"The newest answer has no citation {wanted!r}.",
+            f"There is {', '.join(known) or 'none'}.",
+        )
     cited = citations[int(wanted) - 1]
     source = sources.get(str(cited.get("source")), {})
-    start, end, text = int(cited.get("start", 0)), int(cited.get("end", 0)), str(source.get("text", ""))
+    start, end, text = (
+        int(cited.get("start", 0)),
+        int(cited.get("end", 0)),
+        str(source.get("text", "")),
+    )
     yield f"[{wanted}] {_where(source, cited)}", "bold"
     yield f"characters {start} to {end} of {len(text)}", "dim"
-    yield ("... " if start > _AROUND else "") + text[max(start - _AROUND, 0) : start].lstrip(), "dim"
+    yield (
+        ("... " if start > _AROUND else "") + text[max(start - _AROUND, 0) : start].lstrip(),
+        "dim",
+    )
     yield text[start:end] or str(cited.get("quote", "")), "bold green"
     yield text[end : end + _AROUND].rstrip() + (" ..." if len(text) > end + _AROUND else ""), "dim"
 
@@ -96,8 +120,12 @@ def _citations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _sources(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: Any = values.get("sources")
-    items: dict[Any, Any] = dict(cast("Mapping[Any, Any]", found)) if isinstance(found, Mapping) else {}
-    return {str(name): dict(source) for name, source in items.items() if isinstance(source, Mapping)}
+    items: dict[Any, Any] = (
+        dict(cast("Mapping[Any, Any]", found)) if isinstance(found, Mapping) else {}
+    )
+    return {
+        str(name): dict(source) for name, source in items.items() if isinstance(source, Mapping)
+    }
 
 
 def _where(source: Mapping[str, Any], cited: Mapping[str, Any]) -> str:

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
-from hrm_agent.trajectory.words import call_facts, code_of, models_of, text_of, thoughts_of, tool_call_facts
+from hrm_agent.trajectory.words import (
+    call_facts,
+    code_of,
+    models_of,
+    text_of,
+    thoughts_of,
+    tool_call_facts,
+)
 
 __all__ = [
     "call_lines",
@@ -23,7 +30,18 @@ __all__ = [
 StyledLine = tuple[str, str]
 """Text and style."""
 _TAG = re.compile(r"</?answer>")
-SUMMARY_COLUMNS = ("trajectory", "thread", "graph", "model", "status", "reward", "calls", "tools", "tokens", "started")
+SUMMARY_COLUMNS = (
+    "trajectory",
+    "thread",
+    "graph",
+    "model",
+    "status",
+    "reward",
+    "calls",
+    "tools",
+    "tokens",
+    "started",
+)
 
 
 def sentence(text: str) -> str:
@@ -59,7 +77,8 @@ def call_lines(call: Call) -> Iterator[StyledLine]:
 
 
 def thought_lines(thoughts: str | None, most: int | None = None) -> Iterator[str]:
-    """Thoughts as people read them, each line marked, so that without colours, too, none passes for the answer.
+    """Thoughts as people read them, each line marked, so that without colours, too, none passes for
+    the answer.
 
     `most`: number of lines that are shown (None: all).
     """
@@ -91,7 +110,10 @@ def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[Styled
         yield answer, ""
     if end.status is not RunStatus.COMPLETED:
         reason = end.error or (end.stop_reason.value if end.stop_reason else "")
-        yield f"({end.status.value}{f': {reason}' if reason not in ('', end.status.value) else ''})", "yellow"
+        yield (
+            f"({end.status.value}{f': {reason}' if reason not in ('', end.status.value) else ''})",
+            "yellow",
+        )
     elif not answer:
         yield "(no answer)", "yellow"
 

@@ -11,8 +11,8 @@ __all__ = ["refuse_missing_index"]
 def refuse_missing_index(context: Any, given: Mapping[str, Any]) -> None:
     """Raise where the research agent's index cannot be opened.
 
-    Each search would fail, and the answer would be that the sources have none. `context`: the run context made of the
-    options `given`. For new runs only: what is on record needs no index.
+    Each search would fail, and the answer would be that the sources have none. `context`: the run
+    context made of the options `given`. For new runs only: what is on record needs no index.
     """
     if "index" not in given:
         return

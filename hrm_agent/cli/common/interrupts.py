@@ -14,7 +14,8 @@ __all__ = ["resumed_by"]
 def resumed_by(command: str) -> Generator[None]:
     """An interrupt inside the block names the command that resumes what is under way.
 
-    Raises `RunError` in place of a SystemExit: a graph must not end the command as if it had done its work.
+    Raises `RunError` in place of a SystemExit: a graph must not end the command as if it had done
+    its work.
     """
     try:
         yield
@@ -25,6 +26,6 @@ def resumed_by(command: str) -> Generator[None]:
         code = "" if exit_.code is None else repr(exit_.code)
         raise RunError(
             f"The graph, or what it called, ended this process: sys.exit({code}).",
-            "Raise an exception there instead: its run fails, and others go on. What was recorded is kept: "
-            f"`{command}`.",
+            "Raise an exception there instead: its run fails, and others go on. What was recorded"
+            f" is kept: `{command}`.",
         ) from exit_

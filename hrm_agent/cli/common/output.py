@@ -1,6 +1,7 @@
 """What a command prints: results on stdout, as tables or as JSON; progress on stderr.
 
-Progress is a bar on a terminal and a plain line now and then elsewhere, so that a log of a night's run stays readable.
+Progress is a bar on a terminal and a plain line now and then elsewhere, so that a log of a night's
+run stays readable.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Advance(Protocol):
     """Called as pieces are finished."""
 
     def __call__(self, state: str, done: int | None = None) -> None:
-        """`state`: a few words on how things stand. `done`: pieces finished so far; None: one more."""
+        """`state`: a few words on how things stand. `done`: pieces finished so far; None:
+        one more.
+        """
         ...
 
 
@@ -42,7 +45,9 @@ class _Console(Console):
 
 
 def _to_nowhere() -> None:
-    """The reader of our output has gone, as in `hrm-agent run ... | head`: what is under way goes on to its end."""
+    """The reader of our output has gone, as in `hrm-agent run ... | head`: what is under way goes
+    on to its end.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -67,7 +72,9 @@ class Output:
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""
         if not self.as_json:
-            self.console.print(fitted_for(sys.stdout, for_terminal(text)), style=style or None, markup=False)
+            self.console.print(
+                fitted_for(sys.stdout, for_terminal(text)), style=style or None, markup=False
+            )
 
     def next(self, *commands: str) -> None:
         """Commands that can follow, each on a line of its own, to be copied."""
@@ -82,18 +89,21 @@ class Output:
     ) -> None:
         """A table for people, columns as wide as their contents.
 
-        `spare`: columns that a narrow terminal leaves out, the first one first. If the others do not fit, texts are
-        wrapped. If not even their words fit, each row becomes a list.
+        `spare`: columns that a narrow terminal leaves out, the first one first. If the others do
+        not fit, texts are wrapped. If not even their words fit, each row becomes a list.
         """
         if self.as_json:
             return
-        filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)  # some know less
+        # some know less
+        filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)
         cells = [[*map(for_terminal, columns)], *filled]
         console = _Console(highlight=False, markup=False, emoji=False, width=_width())
         kept = _with_room(columns, cells, spare, console.width)
         shown = [[row[n] for n in kept] for row in cells]
         widths = _widths(shown, console.width)
-        table = Table(title=for_terminal(title) or None, title_justify="left", box=None, pad_edge=False)
+        table = Table(
+            title=for_terminal(title) or None, title_justify="left", box=None, pad_edge=False
+        )
         table.header_style = "bold"
         if sum(widths) + _GAP * (len(widths) - 1) > console.width:
             shown = _stacked(shown)
@@ -118,7 +128,9 @@ def _width() -> int | None:
     return None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200
 
 
-def _with_room(columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], room: int) -> list[int]:
+def _with_room(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], room: int
+) -> list[int]:
     """Indices of the columns that are shown."""
     kept = [*range(len(columns))]
     for name in spare:
@@ -129,9 +141,17 @@ def _with_room(columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Se
 
 
 def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Columns as wide as their contents; if they do not fit, the widest shrink, down to their longest word."""
-    widths = [max(max(map(cell_len, cell.split("\n"))) for cell in column) for column in zip(*cells, strict=True)]
-    words = [max(max(map(cell_len, cell.split()), default=0) for cell in column) for column in zip(*cells, strict=True)]
+    """Columns as wide as their contents; if they do not fit, the widest shrink, down to their
+    longest word.
+    """
+    widths = [
+        max(max(map(cell_len, cell.split("\n"))) for cell in column)
+        for column in zip(*cells, strict=True)
+    ]
+    words = [
+        max(max(map(cell_len, cell.split()), default=0) for cell in column)
+        for column in zip(*cells, strict=True)
+    ]
     while sum(widths) + _GAP * (len(widths) - 1) > room:
         wide = [n for n, width in enumerate(widths) if width > words[n]]
         if not wide:
@@ -143,7 +163,9 @@ def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
 def _stacked(cells: Sequence[Sequence[str]]) -> list[list[str]]:
     """Each row as lines of a name and a value, with a line between two rows."""
     head, *rows = cells
-    lines = [[[name, value] for name, value in zip(head, row, strict=True) if value] for row in rows]
+    lines = [
+        [[name, value] for name, value in zip(head, row, strict=True) if value] for row in rows
+    ]
     return [["", ""], *(line for row in lines for line in [*row, ["", ""]])][: -1 if rows else None]
 
 
@@ -182,7 +204,9 @@ def _bar(label: str, total: int) -> Generator[Advance]:
     from rich.text import Text
 
     class WithState(Progress):
-        """How things stand has lines of its own: beside the bar it would push step and time off a narrow terminal."""
+        """How things stand has lines of its own: beside the bar it would push step and time off a
+        narrow terminal.
+        """
 
         state = ""
 
@@ -226,7 +250,9 @@ class _Lines:
         now = time.monotonic()
         if self._done == self._total or now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
-            line = f"{self._label} {self._done}/{self._total} {self._left(now - self._began)} {state}"
+            line = (
+                f"{self._label} {self._done}/{self._total} {self._left(now - self._began)} {state}"
+            )
             print(for_terminal(line.rstrip()), file=sys.stderr, flush=True)
 
     def _left(self, seconds: float) -> str:

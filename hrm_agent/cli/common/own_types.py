@@ -1,7 +1,8 @@
-"""Types of the user's own in the states of threads: which ones a command may make objects of, and by whose word.
+"""Types of the user's own in the states of threads: which ones a command may make objects of, and
+by whose word.
 
-A stored value names its type, and to read it means to import a module. So a type is read only if the user names it
-(`--allow`), or names a graph whose state declares it (`--graph`).
+A stored value names its type, and to read it means to import a module. So a type is read only if
+the user names it (`--allow`), or names a graph whose state declares it (`--graph`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def add_own_types(parser: Parser, *, graph: bool = False) -> None:
 
 
 def allowed_names(arguments: Arguments) -> list[str]:
-    """The names given with `--allow`. Raises `ConfigError` for one that is no type here: its values would be lost."""
+    """The names given with `--allow`. Raises `ConfigError` for one that is no type here: its values
+    would be lost.
+    """
     return types_by_name(arguments.allow)
 
 
@@ -44,6 +47,7 @@ def named_graph(arguments: Arguments) -> Pregel[Any, Any, Any, Any] | None:
     """The graph given with `--graph`, loaded. Raises `GraphError`."""
     if arguments.graph is None:
         return None
-    from hrm_agent.runtime.execution.loading import load_graph  # LangGraph, which a list of runs does not need
+    # LangGraph, which a list of runs does not need
+    from hrm_agent.runtime.execution.loading import load_graph
 
     return load_graph(arguments.graph)

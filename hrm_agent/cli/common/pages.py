@@ -27,7 +27,11 @@ def write_page(arguments: Arguments, output: Output) -> None:
 
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.group is not None:
-            rollouts = list(store.journal.trajectories(group_id=arguments.group, on_damage=_tell, requests=False))
+            rollouts = list(
+                store.journal.trajectories(
+                    group_id=arguments.group, on_damage=_tell, requests=False
+                )
+            )
             overlays = _judged(store, rollouts)
             page = group_page(arguments.group, rollouts, overlays, _scorings(store, rollouts))
         else:
@@ -48,20 +52,26 @@ def save_page(page: str, where: str, output: Output) -> None:
         with replacing(path) as part:
             part.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be written: {error}.", "Name another file with --html.") from error
+        raise ConfigError(
+            f"{path} cannot be written: {error}.", "Name another file with --html."
+        ) from error
     output.say(f"Written: {path} ({path.stat().st_size / 1000:,.0f} kB)")
 
 
 def _run_id(where: str) -> str:
     name = read_whole(Path(where) / "run_id") if "://" not in where else None
     if name is None:
-        raise ConfigError(f"{where} is not the folder of a training run.", "Name it: --store FOLDER.")
+        raise ConfigError(
+            f"{where} is not the folder of a training run.", "Name it: --store FOLDER."
+        )
     return name
 
 
 def _step(number: int) -> int:
     if number < 1:
-        raise ConfigError(f"--step {number}: steps are counted from 1, as the console does.", "Write --step 1.")
+        raise ConfigError(
+            f"--step {number}: steps are counted from 1, as the console does.", "Write --step 1."
+        )
     return number - 1
 
 
@@ -78,7 +88,12 @@ def _rollouts(store: RunStore, overlays: Sequence[Overlay]) -> list[Trajectory]:
 def _judged(store: RunStore, rollouts: Sequence[Trajectory]) -> list[Overlay]:
     ids = {rollout.id for rollout in rollouts}
     runs = dict.fromkeys(rollout.run_id for rollout in rollouts)
-    return [overlay for run in runs for overlay in store.journal.overlays(run) if overlay.trajectory_id in ids]
+    return [
+        overlay
+        for run in runs
+        for overlay in store.journal.overlays(run)
+        if overlay.trajectory_id in ids
+    ]
 
 
 def _scorings(store: RunStore, rollouts: Sequence[Trajectory]) -> dict[str, list[Scoring]]:

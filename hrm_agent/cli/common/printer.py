@@ -22,7 +22,9 @@ __all__ = ["Printer", "indented"]
 
 
 _BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
-"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
+"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON,
+not worth a line.
+"""
 
 
 class Printer:
@@ -46,7 +48,9 @@ class Printer:
                 self._message(name, message)
             for key, value in changes.items():
                 if key not in ("messages", "started_at") and value not in (None, "", {}, []):
-                    self._output.result({"event": "state", "node": name, "key": key, "value": value})
+                    self._output.result(
+                        {"event": "state", "node": name, "key": key, "value": value}
+                    )
                     if key in _BOOKS:
                         continue
                     self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
@@ -56,8 +60,12 @@ class Printer:
         for question in asked:  # a subgraph's is told by every graph around it
             if question.id not in self._seen:
                 self._seen.add(question.id)
-                self._output.result({"event": "question", "id": question.id, "value": question.value})
-                self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
+                self._output.result(
+                    {"event": "question", "id": question.id, "value": question.value}
+                )
+                self._output.say(
+                    f"asks: {_shown(question.value)}  (id {question.id})", style="yellow"
+                )
 
     def _new(self, messages: Any) -> list[BaseMessage]:
         """In whichever form a node returned them: messages, pairs, texts, one or several.
@@ -65,7 +73,13 @@ class Printer:
         A reducer of the graph's own may take other things besides, which are shown nowhere.
         """
         listed: list[BaseMessage] = []
-        for given in cast("list[Any]", messages) if isinstance(messages, list) else [messages] if messages else []:
+        for given in (
+            cast("list[Any]", messages)
+            if isinstance(messages, list)
+            else [messages]
+            if messages
+            else []
+        ):
             with suppress(ValueError, TypeError, NotImplementedError):
                 listed += convert_to_messages([given])
         new = [message for message in listed if message.id is None or message.id not in self._seen]
@@ -84,7 +98,9 @@ class Printer:
             self._output.say(indented(message.text))
         if isinstance(message, AIMessage):
             for asked in message.tool_calls:
-                self._output.say(indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")
+                self._output.say(
+                    indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green"
+                )
             for asked in invalid_tool_calls(message):
                 self._output.say(indented(f"> undecodable call: {asked.get('error')}"), style="red")
 

@@ -1,4 +1,6 @@
-"""Where trajectories come from (a store, a run folder, or an exported file), and where new ones go."""
+"""Where trajectories come from (a store, a run folder, or an exported file),
+and where new ones go.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +35,27 @@ _FILES = (".jsonl", ".parquet")
 
 
 def thread_name(name: str) -> str:
-    """An argument that names a thread. Raises `ConfigError` for a store: who gives one means what is in it."""
+    """An argument that names a thread. Raises `ConfigError` for a store: who gives one means what
+    is in it.
+    """
     path = Path(name)
     if (path.is_file() and path.suffix in (".db", *_FILES)) or (path / "store.db").is_file():
         raise ConfigError(
             f"{name} is a store, and no thread.",
-            f"`hrm-agent history --store {name}` lists its threads; name one of them, with --store {name}.",
+            f"`hrm-agent history --store {name}` lists its threads; name one of them, with --store"
+            f" {name}.",
         )
     return name
 
 
 @contextmanager
-def existing_store(where: str, allow: Sequence[str] = (), *, writes: bool = False) -> Generator[RunStore]:
+def existing_store(
+    where: str, allow: Sequence[str] = (), *, writes: bool = False
+) -> Generator[RunStore]:
     """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none.
 
-    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare. `writes`:
-    False opens it read-only, so that a store of an earlier version stays one.
+    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs
+    declare. `writes`: False opens it read-only, so that a store of an earlier version stays one.
     """
     refuse_without_rollouts(where)
     with open_store(where, create=False, allow=allow, read_only=not writes) as store:
@@ -58,9 +65,13 @@ def existing_store(where: str, allow: Sequence[str] = (), *, writes: bool = Fals
 
 
 def refuse_without_rollouts(where: str) -> None:
-    """Raise `ConfigError` for the folder of a training on conversations, which keeps no rollouts."""
+    """Raise `ConfigError` for the folder of a training on conversations,
+    which keeps no rollouts.
+    """
     folder = Path(where)
-    if not (folder / CONFIG_FILE).is_file() or any((folder / name).exists() for name in ("store.db", STORE_POINTER)):
+    if not (folder / CONFIG_FILE).is_file() or any(
+        (folder / name).exists() for name in ("store.db", STORE_POINTER)
+    ):
         return
     try:
         command = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(COMMAND_KEY)
@@ -68,9 +79,10 @@ def refuse_without_rollouts(where: str) -> None:
         return  # whoever opens the folder says what is not there
     if command == "train sft":
         raise ConfigError(
-            f"{where} is the folder of a `train sft`: it learned from conversations, and has no rollouts of its own.",
-            f"`hrm-agent view {where}` and `hrm-agent plot {where}` show its curves; `hrm-agent eval --policy` makes "
-            "rollouts of the policy that it trained.",
+            f"{where} is the folder of a `train sft`: it learned from conversations, and has no"
+            " rollouts of its own.",
+            f"`hrm-agent view {where}` and `hrm-agent plot {where}` show its curves; `hrm-agent"
+            " eval --policy` makes rollouts of the policy that it trained.",
         )
 
 
@@ -89,7 +101,8 @@ def stored_trajectories(
 
 
 def _read_file(path: Path) -> Iterator[Trajectory]:
-    from hrm_agent.trajectory.formats import read_jsonl, read_parquet  # LangChain's messages, which no store needs
+    # LangChain's messages, which no store needs
+    from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
     return read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
 
@@ -100,6 +113,8 @@ def is_file(where: str) -> bool:
 
 
 def run_folder(given: Path | None, command: str) -> Path:
-    """The folder that was named, else a new one. Its name is the name of the run, which `.` has not."""
+    """The folder that was named, else a new one. Its name is the name of the run, which `.` has
+    not.
+    """
     folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
     return folder if folder.name not in ("", "..") else folder.resolve()

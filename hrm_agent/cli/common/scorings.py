@@ -21,16 +21,29 @@ def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:
 
 def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
     """Each kind of fault with an example."""
-    return [(one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults]
+    return [
+        (one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults
+    ]
 
 
 def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
     """Both sides and their difference."""
-    right_a, right_b = found.right["both"] + found.right["a"], found.right["both"] + found.right["b"]
+    right_a, right_b = (
+        found.right["both"] + found.right["a"],
+        found.right["both"] + found.right["b"],
+    )
     return [
         ("right", right_a, right_b, f"{right_b - right_a:+d}"),
-        ("outcome", *(_interval(one) for one in (found.a_outcome, found.b_outcome)), _interval(found.outcome, "+")),
-        ("reward", *(_interval(one) for one in (found.a_reward, found.b_reward)), _interval(found.reward, "+")),
+        (
+            "outcome",
+            *(_interval(one) for one in (found.a_outcome, found.b_outcome)),
+            _interval(found.outcome, "+"),
+        ),
+        (
+            "reward",
+            *(_interval(one) for one in (found.a_reward, found.b_reward)),
+            _interval(found.reward, "+"),
+        ),
     ]
 
 
@@ -38,15 +51,18 @@ def differing_lines(found: RubricComparison) -> Iterator[str]:
     """What follows from the table, and the runs on which they differ."""
     right = found.right
     yield (
-        f"{found.trajectories} trajectories of {found.problems} problems have rewards by both: {right['both']} are "
-        f"right by both, {right['a']} by A only, {right['b']} by B only, {right['neither']} by neither "
-        f"(p = {found.p_value:.2g}, sign flips over problems)."
+        f"{found.trajectories} trajectories of {found.problems} problems have rewards by both:"
+        f" {right['both']} are right by both, {right['a']} by A only, {right['b']} by B only,"
+        f" {right['neither']} by neither (p = {found.p_value:.2g}, sign flips over problems)."
     )
     for name, count in (("A", found.only_a), ("B", found.only_b)):
         if count:
             yield f"{count} have a reward by {name} only, and were left out."
     for one in found.differing[:_SHOWN]:
-        yield f"{one.trajectory} ({one.task}): A {one.a:g}{_because(one.a_reason)}; B {one.b:g}{_because(one.b_reason)}"
+        yield (
+            f"{one.trajectory} ({one.task}): A {one.a:g}{_because(one.a_reason)}; B"
+            f" {one.b:g}{_because(one.b_reason)}"
+        )
     if len(found.differing) > _SHOWN:
         yield f"and {len(found.differing) - _SHOWN} more; --json lists all."
 

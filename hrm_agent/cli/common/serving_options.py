@@ -1,4 +1,6 @@
-"""What commands that serve have in common: where they listen, a token kept for this user, an end by signal."""
+"""What commands that serve have in common: where they listen, a token kept for this user, an end by
+signal.
+"""
 
 from __future__ import annotations
 
@@ -55,26 +57,43 @@ def add_place(parser: Parser, port: int, token_file: Path) -> None:
     add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
     add("--port", type=int, default=port, help=f"port; 0 takes a free one [{port}]")
     add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
-    add("--token-file", type=Path, metavar="FILE", help=f"file of the token; created if missing [{token_file}]")
-    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, seconds for running requests to finish [30]")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file of the token; created if missing [{token_file}]",
+    )
+    add(
+        "--drain-seconds",
+        type=float,
+        default=30.0,
+        help="on SIGTERM, seconds for running requests to finish [30]",
+    )
 
 
 def check_port(arguments: Arguments) -> None:
     """Raises `ConfigError`."""
     if not 0 <= arguments.port < 2**16:
-        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
+        raise ConfigError(
+            f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any."
+        )
 
 
 def check_place(arguments: Arguments) -> None:
     """Raises `ConfigError`."""
     check_port(arguments)
     if not 0 <= arguments.drain_seconds < float("inf"):
-        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: not a time to wait.", "Give seconds, 0 or more.")
+        raise ConfigError(
+            f"--drain-seconds {arguments.drain_seconds}: not a time to wait.",
+            "Give seconds, 0 or more.",
+        )
 
 
 def hosts_of(arguments: Arguments) -> tuple[str, ...]:
     """What a request's Host header may say; anything if empty."""
-    return () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
+    return (
+        () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
+    )
 
 
 def url_of(host: str, listener: socket) -> str:
@@ -86,12 +105,21 @@ def announce(output: Output, token: Token, url: str, what: str, **facts: Any) ->
     made = {"token": token.text} if token.made else {}
     output.result({"url": url, **facts, "pid": os.getpid(), "token_from": token.origin, **made})
     output.say(f"{url}: {what}")
-    where = f"{token.text}  (shown once, kept in {token.origin})" if token.made else f"as in {token.origin}"
-    output.say(f"token: {where if token.text else f'each client has its own, {token.origin} has their hashes'}")
+    where = (
+        f"{token.text}  (shown once, kept in {token.origin})"
+        if token.made
+        else f"as in {token.origin}"
+    )
+    output.say(
+        "token:"
+        f" {where if token.text else f'each client has its own, {token.origin} has their hashes'}"
+    )
 
 
 def kept_token(file: Path | None, variable: str, default: Path) -> Token:
-    """That of `file`, else of the variable, else of the default file; a file that is missing is made."""
+    """That of `file`, else of the variable, else of the default file; a file that is missing is
+    made.
+    """
     if file is None and os.environ.get(variable):
         return Token(_checked(os.environ[variable], variable), variable)
     path = file or default
@@ -100,11 +128,15 @@ def kept_token(file: Path | None, variable: str, default: Path) -> Token:
     text = secrets.token_urlsafe(_TOKEN_BYTES)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR
+        )
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
             opened.write(text + "\n")
     except OSError as error:
-        raise HrmError(f"The token cannot be kept in {path}: {error.strerror}.", "Name another --token-file.") from None
+        raise HrmError(
+            f"The token cannot be kept in {path}: {error.strerror}.", "Name another --token-file."
+        ) from None
     return Token(text, str(path), made=True)
 
 
@@ -115,13 +147,18 @@ def read_token(path: Path) -> Token:
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
-        raise HrmError(f"The token file {path} cannot be read: {error}.", "Name another --token-file.") from None
+        raise HrmError(
+            f"The token file {path} cannot be read: {error}.", "Name another --token-file."
+        ) from None
     if mode & _OTHERS:
         raise HrmError(
-            f"Others may read the token file {path}.", f"Run `chmod 600 {path}` and put a new token into it."
+            f"Others may read the token file {path}.",
+            f"Run `chmod 600 {path}` and put a new token into it.",
         )
     if not text.strip():
-        raise HrmError(f"The token file {path} is empty.", "Remove it: a new token is made at the next start.")
+        raise HrmError(
+            f"The token file {path} is empty.", "Remove it: a new token is made at the next start."
+        )
     return Token(_checked(text, str(path)), str(path))
 
 
@@ -129,7 +166,8 @@ def _checked(text: str, origin: str) -> str:
     found = text.strip()
     if not (found and found.isascii() and found.isprintable()):
         raise HrmError(
-            f"{origin} holds characters that a token cannot have.", "Use printable ASCII without line breaks."
+            f"{origin} holds characters that a token cannot have.",
+            "Use printable ASCII without line breaks.",
         )
     return found
 
@@ -137,7 +175,8 @@ def _checked(text: str, origin: str) -> str:
 async def until_signal(ready: Callable[[], object]) -> None:
     """Until SIGTERM or SIGINT; a second one ends the process at once.
 
-    `ready` is called when signals are waited for: who reads that a server is ready may stop it at once.
+    `ready` is called when signals are waited for: who reads that a server is ready may stop it at
+    once.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)

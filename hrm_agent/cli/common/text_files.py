@@ -1,11 +1,12 @@
 """Files named on the command line as text, in pieces, however large they are.
 
-Plain text in UTF-8 is read a piece at a time, as often as it is asked for. What is not that (HTML, PDF, other
-encodings) goes through the reader of the index and is held in memory, up to the size that the index takes.
+Plain text in UTF-8 is read a piece at a time, as often as it is asked for. What is not that (HTML,
+PDF, other encodings) goes through the reader of the index and is held in memory, up to the size
+that the index takes.
 
-A piece ends before a space between a letter or digit and a letter where there is one near its end. No token of a
-`local` tokenizer reaches over it, so that the counts of the pieces add up to that of the whole; others may count a
-token or two more in each piece.
+A piece ends before a space between a letter or digit and a letter where there is one near its end.
+No token of a `local` tokenizer reaches over it, so that the counts of the pieces add up to that of
+the whole; others may count a token or two more in each piece.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Texts:
     """The text of some files, one after the other."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises a `RetrievalError` that names the first file which is no text, or if there is no text in any."""
+        """Raises a `RetrievalError` that names the first file which is no text, or if there is no
+        text in any.
+        """
         self._files = [_opened(path) for path in paths]
         self.bytes = sum(file.bytes for file in self._files)
         if not any(piece.strip() for piece in self.pieces()):
@@ -67,8 +70,9 @@ class Texts:
 class HeldOut:
     """Some texts in blocks, most of them to learn from, and one in so many to measure on.
 
-    The blocks of the two kinds stand side by side in the same files, so that what is measured is a new text of the
-    same kind. Where texts repeat themselves it comes out better than on files that nothing was learnt from.
+    The blocks of the two kinds stand side by side in the same files, so that what is measured is a
+    new text of the same kind. Where texts repeat themselves it comes out better than on files that
+    nothing was learnt from.
     """
 
     texts: Texts
@@ -89,7 +93,8 @@ class HeldOut:
         blocks = sum(1 for _ in texts.pieces(size))
         if blocks < 2:
             raise RetrievalError(
-                f"A text of {texts.bytes:,} bytes is too short to learn from one part and measure on another.",
+                f"A text of {texts.bytes:,} bytes is too short to learn from one part and measure"
+                " on another.",
                 "Give more text: a useful vocabulary needs some hundred thousand characters.",
             )
         return cls(texts, every, most, size, blocks)
@@ -116,7 +121,9 @@ class HeldOut:
                     yield piece
 
     def _is_held(self, number: int) -> bool:
-        return number % self.every == self.every - 1 or (self.blocks < self.every and number == self.blocks - 1)
+        return number % self.every == self.every - 1 or (
+            self.blocks < self.every and number == self.blocks - 1
+        )
 
 
 def read_whole(path: Path, max_bytes: int) -> Document:
@@ -146,7 +153,8 @@ def _opened(path: Path) -> _File:
         return _File(path, size, None)
     if size > MAX_BYTES:
         raise RetrievalError(
-            f"{path} is not in UTF-8, and {size:,} bytes are too many to convert (at most {MAX_BYTES:,}).",
+            f"{path} is not in UTF-8, and {size:,} bytes are too many to convert (at most"
+            f" {MAX_BYTES:,}).",
             f"Convert it first, for one by `iconv -f latin1 -t utf-8 {path}`.",
         )
     text = read_whole(path, MAX_BYTES).text
@@ -162,7 +170,8 @@ def _size(path: Path) -> int:
         raise RetrievalError(f"{path} is a folder.", f"Name its files: `{path}/*`.")
     if not stat.S_ISREG(about.st_mode):
         raise RetrievalError(
-            f"{path} is not a regular file, and it has to be read more than once.", "Save it to a file first."
+            f"{path} is not a regular file, and it has to be read more than once.",
+            "Save it to a file first.",
         )
     return about.st_size
 
@@ -185,7 +194,11 @@ def _is_utf8(reader: BinaryIO, path: Path) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> RetrievalError:
     missing = isinstance(error, FileNotFoundError)
-    message = f"There is no file {path}." if missing else f"{path} cannot be read: {error.strerror or error}."
+    message = (
+        f"There is no file {path}."
+        if missing
+        else f"{path} cannot be read: {error.strerror or error}."
+    )
     return RetrievalError(message, _ANOTHER)
 
 

@@ -1,4 +1,6 @@
-"""A history as a tree of lines, and as data: the way to the newest moment runs straight down, others stand aside."""
+"""A history as a tree of lines, and as data: the way to the newest moment runs straight down,
+others stand aside.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ def tree_lines(found: History) -> Iterator[StyledLine]:
 
 def outcome_of(found: History) -> str:
     """How a thread stands, in a few words."""
-    return ended_as(found.trajectory) if found.trajectory is not None else "checkpoints only, no recorded run"
+    return (
+        ended_as(found.trajectory)
+        if found.trajectory is not None
+        else "checkpoints only, no recorded run"
+    )
 
 
 def ended_as(trajectory: Trajectory) -> str:
     """Status of a run in a line, with the first line of its error or the last one of its answer."""
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
-    error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))
+    error, answer = (
+        text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or "")
+    )
     said = error[:1] or answer[-1:]
     return f"{trajectory.status.value}{reason}{reward}{': ' + said[0] if said else ''}"
 
@@ -73,10 +81,15 @@ def _said_later(found: History) -> dict[str, str]:
     inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
     turns = found.trajectory.turns if found.trajectory is not None else ()
     later = zip(inputs[1:], turns, strict=False)
-    return {id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}" for n, (id_, turn) in enumerate(later, start=2)}
+    return {
+        id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}"
+        for n, (id_, turn) in enumerate(later, start=2)
+    }
 
 
-def _parting(found: History, moment: Moment, line: frozenset[str]) -> tuple[Moment | None, list[Moment]]:
+def _parting(
+    found: History, moment: Moment, line: frozenset[str]
+) -> tuple[Moment | None, list[Moment]]:
     """The child that leads to the newest moment (else the newest child), and the others."""
     children = found.children(moment)
     if not children:
@@ -98,7 +111,12 @@ def _own_starts(branch: Branch) -> list[Moment]:
 
 
 def _text(moment: Moment, shown: int) -> str:
-    columns = (f"{moment.index:>3}", f"{moment.checkpoint_id[:shown]}", f"{_arrival(moment):16}", facts_of(moment.ran))
+    columns = (
+        f"{moment.index:>3}",
+        f"{moment.checkpoint_id[:shown]}",
+        f"{_arrival(moment):16}",
+        facts_of(moment.ran),
+    )
     then = f"-> {_counted(moment.next)}" if moment.next else "end"
     return "  ".join(column for column in (*columns, then) if column)
 
@@ -109,7 +127,9 @@ def _arrival(moment: Moment) -> str:
 
 
 def _counted(names: tuple[str, ...]) -> str:
-    return ", ".join(name if number == 1 else f"{name} x{number}" for name, number in Counter(names).items())
+    return ", ".join(
+        name if number == 1 else f"{name} x{number}" for name, number in Counter(names).items()
+    )
 
 
 def facts_of(step: Step) -> str:
@@ -134,7 +154,13 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
 
 def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[StyledLine]:
     if moment.under_way is not None:
-        yield f"{bars}       unfinished: {_counted(moment.under_way.nodes)}  {facts_of(moment.under_way)}", "yellow"
+        yield (
+            (
+                f"{bars}       unfinished: {_counted(moment.under_way.nodes)} "
+                f" {facts_of(moment.under_way)}"
+            ),
+            "yellow",
+        )
         yield from _beneath(moment.under_way, bars, shown)
     for question in moment.questions:
         yield f"{bars}       asks: {_said(question)}", "yellow"
@@ -152,7 +178,9 @@ def _id_length(found: History) -> int:
 
 
 def tree_data(found: History, own: frozenset[str] | None = None) -> dict[str, Any]:
-    """The tree as JSON. `own`: ids of the moments to tell; None: all. A fork tells what it does not share."""
+    """The tree as JSON. `own`: ids of the moments to tell; None: all. A fork tells what it does not
+    share.
+    """
     trajectory = found.trajectory
     moments = [moment for moment in found.moments if own is None or moment.checkpoint_id in own]
     return {
@@ -160,16 +188,27 @@ def tree_data(found: History, own: frozenset[str] | None = None) -> dict[str, An
         "trajectory": trajectory.id if trajectory else None,
         "group": trajectory.group_id if trajectory else None,
         "status": trajectory.status.value if trajectory else None,
-        "stop_reason": trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None,
+        "stop_reason": (
+            trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None
+        ),
         "answer": trajectory.answer if trajectory else None,
         "rewards": trajectory.rewards if trajectory else {},
-        "forked_from": trajectory.forked_from.model_dump() if trajectory and trajectory.forked_from else None,
+        "forked_from": (
+            trajectory.forked_from.model_dump() if trajectory and trajectory.forked_from else None
+        ),
         "moments": [moment_data(moment) for moment in moments],
-        "branches": [{"at": branch.at, **tree_data(branch.history, _own(branch))} for branch in found.branches],
+        "branches": [
+            {"at": branch.at, **tree_data(branch.history, _own(branch))}
+            for branch in found.branches
+        ],
     }
 
 
 def _own(branch: Branch) -> frozenset[str]:
     shared = next((m for m in branch.history.moments if m.checkpoint_id == branch.at), None)
-    line = {moment.checkpoint_id for moment in branch.history.lineage(shared)} if shared else set[str]()
+    line = (
+        {moment.checkpoint_id for moment in branch.history.lineage(shared)}
+        if shared
+        else set[str]()
+    )
     return frozenset(moment.checkpoint_id for moment in branch.history.moments) - line

@@ -1,4 +1,6 @@
-"""`hrm-agent chunk`: how a text is cut, chunk by chunk; or by all strategies side by side, with a picture."""
+"""`hrm-agent chunk`: how a text is cut, chunk by chunk; or by all strategies side by side, with a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.text_files import read_whole
 from hrm_agent.cli.main import main
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, STRATEGIES
+from hrm_agent.retrieval.chunking.chunker import (
+    DEFAULT_OVERLAP,
+    DEFAULT_SIZE,
+    DEFAULT_STRATEGY,
+    STRATEGIES,
+)
 from hrm_agent.retrieval.chunking.comparison import Cutting, compare, splitters_at_hand
 from hrm_agent.retrieval.chunking.plot import Window, draw, lane, window
 from hrm_agent.retrieval.index.reading import MAX_BYTES, Document, DocumentKind
@@ -48,7 +55,11 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("chunk", "Cut a text into chunks, each an exact span of it, and show them.")
     parser.add_argument("file", type=Path, metavar="FILE", help="text, Markdown, HTML or PDF")
-    parser.add_argument("--compare", action="store_true", help="strategies and other libraries' splitters side by side")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="strategies and other libraries' splitters side by side",
+    )
     parser.add_argument(
         "--strategy", action="append", metavar="NAME",
         help=f"{', '.join(STRATEGIES)}; with --compare it may be repeated, and be a library's "
@@ -61,7 +72,11 @@ def _parser() -> Parser:
         help=f"tokenizer that sizes are counted with [{DEFAULT_TOKENIZER}]",
     )
     parser.add_argument(
-        "--size", type=int, default=DEFAULT_SIZE, metavar="TOKENS", help=f"most tokens of a chunk [{DEFAULT_SIZE}]"
+        "--size",
+        type=int,
+        default=DEFAULT_SIZE,
+        metavar="TOKENS",
+        help=f"most tokens of a chunk [{DEFAULT_SIZE}]",
     )
     parser.add_argument(
         "--overlap",
@@ -71,16 +86,24 @@ def _parser() -> Parser:
         help=f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it as PNG, SVG or PDF")
-    parser.add_argument("--span", metavar="START:END", help="characters that are drawn [as far as 24 chunks reach]")
+    parser.add_argument(
+        "--span", metavar="START:END", help="characters that are drawn [as far as 24 chunks reach]"
+    )
     largest = MAX_BYTES // 2**20
-    parser.add_argument("--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]")
+    parser.add_argument(
+        "--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]"
+    )
     return parser
 
 
 def _list(arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer) -> None:
-    names = arguments.strategy or ["markdown" if document.kind is DocumentKind.MARKDOWN else DEFAULT_STRATEGY]
+    names = arguments.strategy or [
+        "markdown" if document.kind is DocumentKind.MARKDOWN else DEFAULT_STRATEGY
+    ]
     if len(names) > 1:
-        raise ConfigError("A text is cut by one strategy at a time.", "Add --compare to see several.")
+        raise ConfigError(
+            "A text is cut by one strategy at a time.", "Add --compare to see several."
+        )
     (cutting,) = _cut(arguments, document, tokenizer, names)
     if cutting.problem:
         raise RetrievalError(cutting.problem, "Name one of our own strategies.")
@@ -88,20 +111,34 @@ def _list(arguments: Arguments, output: Output, document: Document, tokenizer: T
     rows = list(_chunks(cutting))
     output.result({**_settings(arguments, document), "strategy": cutting.name, "chunks": rows})
     cells = [
-        (row["index"], f"{row['start']}:{row['end']}", row["tokens"], row["overlap"], _shown(row["text"]))
+        (
+            row["index"],
+            f"{row['start']}:{row['end']}",
+            row["tokens"],
+            row["overlap"],
+            _shown(row["text"]),
+        )
         for row in rows
     ]
     output.table(("chunk", "span", "tokens", "overlap", "begins"), cells)
-    output.say(f"{len(rows)} chunks by {cutting.name}, of at most {arguments.size} tokens of {tokenizer.name}")
+    output.say(
+        f"{len(rows)} chunks by {cutting.name}, of at most {arguments.size} tokens of"
+        f" {tokenizer.name}"
+    )
 
 
-def _compare(arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer) -> None:
+def _compare(
+    arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer
+) -> None:
     cuttings = _cut(arguments, document, tokenizer, arguments.strategy or splitters_at_hand())
     _picture(arguments, document, cuttings)
     tokens, floor = _floor(tokenizer, document.text)
     rows = [_row(cutting, document.text, floor) for cutting in cuttings]
     output.result({**_settings(arguments, document), "tokens": tokens, "strategies": rows})
-    output.say(f"{arguments.file}: {len(document.text):,} characters, {tokens:,} tokens of {tokenizer.name}")
+    output.say(
+        f"{arguments.file}: {len(document.text):,} characters, {tokens:,} tokens of"
+        f" {tokenizer.name}"
+    )
     columns = (
         "strategy", "chunks", "mean", "most", "overlap", "over", "wrong", "torn", "lost", "sentences", "words", "MB/s",
         "passes",
@@ -115,7 +152,9 @@ def _compare(arguments: Arguments, output: Output, document: Document, tokenizer
     _lanes(output, document, cuttings, _window(arguments, document, cuttings))
 
 
-def _cut(arguments: Arguments, document: Document, tokenizer: Tokenizer, names: Sequence[str]) -> list[Cutting]:
+def _cut(
+    arguments: Arguments, document: Document, tokenizer: Tokenizer, names: Sequence[str]
+) -> list[Cutting]:
     with progress("cutting", len(names)) as advance:
         return compare(
             document.text,
@@ -146,7 +185,9 @@ def _settings(arguments: Arguments, document: Document) -> dict[str, Any]:
 
 
 def _chunks(cutting: Cutting) -> Iterator[dict[str, Any]]:
-    for number, (chunk, shared) in enumerate(zip(cutting.chunks, [0, *cutting.overlaps], strict=False)):
+    for number, (chunk, shared) in enumerate(
+        zip(cutting.chunks, [0, *cutting.overlaps], strict=False)
+    ):
         span = {"start": chunk.start, "end": chunk.end, "tokens": chunk.tokens}
         yield {"index": number, **span, "overlap": shared, "text": chunk.text}
 
@@ -181,7 +222,10 @@ def _cells(row: dict[str, Any]) -> Sequence[object]:
     if not row["chunks"]:
         return [row["strategy"], 0]
     rounded = {"mean_tokens": 0, "mean_overlap": 1, "megabytes_per_second": 1, "passes": 1}
-    values = {key: row[key] if row[key] is None else f"{row[key]:,.{digits}f}" for key, digits in rounded.items()}
+    values = {
+        key: row[key] if row[key] is None else f"{row[key]:,.{digits}f}"
+        for key, digits in rounded.items()
+    }
     return list((row | values).values())[:-1]
 
 
@@ -192,7 +236,10 @@ def _window(arguments: Arguments, document: Document, cuttings: Sequence[Cutting
     length = len(document.text)
     if first.isdecimal() and last.isdecimal() and int(first) < min(int(last), length):
         return int(first), min(int(last), length)
-    raise ConfigError(f"--span {arguments.span} is not a part of a text of {length} characters.", "Example: 0:10000")
+    raise ConfigError(
+        f"--span {arguments.span} is not a part of a text of {length} characters.",
+        "Example: 0:10000",
+    )
 
 
 def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], shown: Window) -> None:
@@ -211,16 +258,25 @@ def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], show
         console.print(line, no_wrap=True)
     signs = _ASCII if plain else {mark: sign for mark, (sign, _) in _STYLES.items()}
     output.say(
-        f"{'':{column}}characters {shown[0]:,} to {shown[1]:,}: {signs['a']} a chunk, {signs['b']} the next one, "
-        f"{signs['x']} in both"
+        f"{'':{column}}characters {shown[0]:,} to {shown[1]:,}: {signs['a']} a chunk, {signs['b']}"
+        f" the next one, {signs['x']} in both"
     )
 
 
 def _picture(arguments: Arguments, document: Document, cuttings: Sequence[Cutting]) -> None:
     """Before anything is printed, so that what is printed is not followed by an error."""
     if arguments.picture is not None:
-        title = f"{arguments.file.name}: chunks of at most {arguments.size} tokens of {arguments.tokenizer}"
-        draw(document.text, cuttings, arguments.picture, title, _window(arguments, document, cuttings))
+        title = (
+            f"{arguments.file.name}: chunks of at most {arguments.size} tokens of"
+            f" {arguments.tokenizer}"
+        )
+        draw(
+            document.text,
+            cuttings,
+            arguments.picture,
+            title,
+            _window(arguments, document, cuttings),
+        )
 
 
 if __name__ == "__main__":

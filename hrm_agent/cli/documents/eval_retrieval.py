@@ -1,4 +1,6 @@
-"""`hrm-agent eval-retrieval`: how well ways to cut and to rank find again what answers questions."""
+"""`hrm-agent eval-retrieval`: how well ways to cut and to rank find again what answers
+questions.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ def run(words: list[str]) -> int:
     settings, base = Settings(**chosen), Configuration.read(arguments.base)
     configurations = dict.fromkeys([base, *_configurations(arguments)])
     with progress("measuring", len(configurations)) as advance:
-        found = evaluate(questions, list(configurations), base, settings, on_result=lambda done: advance(str(done)))
+        found = evaluate(
+            questions,
+            list(configurations),
+            base,
+            settings,
+            on_result=lambda done: advance(str(done)),
+        )
     written = write_results(found, arguments.out, str(arguments.folder)) if arguments.out else []
     output = Output(as_json=arguments.json)
     output.result(record(found, str(arguments.folder)))
@@ -54,30 +62,48 @@ def _configurations(arguments: Arguments) -> Iterator[Configuration]:
 def _parser() -> Parser:
     parser = Parser(
         "eval-retrieval",
-        "Measure chunking strategies and rankings on questions whose answers are spans of the texts.",
+        "Measure chunking strategies and rankings on questions whose answers are spans of the"
+        " texts.",
     )
     usual = asdict(Settings())
-    parser.add_argument("folder", type=Path, metavar="DIR", help="corpora (*.md, *.txt) and questions.jsonl")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="corpora (*.md, *.txt) and questions.jsonl"
+    )
     text = f"`default`, a strategy of `hrm-agent chunk`, or another library's [{' '.join(_USUAL)}]"
     parser.add_argument("--strategy", nargs="+", default=_USUAL, metavar="NAME", help=text)
     text = f"most tokens of a chunk [{DEFAULT_SIZE}]"
-    parser.add_argument("--size", nargs="+", type=int, default=[DEFAULT_SIZE], metavar="TOKENS", help=text)
+    parser.add_argument(
+        "--size", nargs="+", type=int, default=[DEFAULT_SIZE], metavar="TOKENS", help=text
+    )
     text = f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]"
-    parser.add_argument("--overlap", type=float, default=DEFAULT_OVERLAP, metavar="SHARE", help=text)
-    parser.add_argument("--mode", nargs="+", default=["words"], metavar="MODE", help=f"{', '.join(MODES)} [words]")
-    text = f"embeddings of vectors and hybrid, as for `hrm-agent index --vectors` [{usual['embeddings']}]"
+    parser.add_argument(
+        "--overlap", type=float, default=DEFAULT_OVERLAP, metavar="SHARE", help=text
+    )
+    parser.add_argument(
+        "--mode", nargs="+", default=["words"], metavar="MODE", help=f"{', '.join(MODES)} [words]"
+    )
+    text = (
+        "embeddings of vectors and hybrid, as for `hrm-agent index --vectors`"
+        f" [{usual['embeddings']}]"
+    )
     parser.add_argument("--embeddings", default=usual["embeddings"], metavar="NAME", help=text)
     text = f"what the others are compared with, as STRATEGY:SIZE/OVERLAP:MODE [{_BASE}]"
     parser.add_argument("--base", default=_BASE, metavar="CONFIGURATION", help=text)
-    parser.add_argument("--k", type=int, default=usual["k"], metavar="CHUNKS", help=f"chunks shown [{usual['k']}]")
+    parser.add_argument(
+        "--k", type=int, default=usual["k"], metavar="CHUNKS", help=f"chunks shown [{usual['k']}]"
+    )
     text = f"tokens shown, in the measures with a token budget [{usual['budget']}]"
     parser.add_argument("--budget", type=int, default=usual["budget"], metavar="TOKENS", help=text)
     text = f"tokenizer that tokens are counted with [{usual['tokenizer']}]"
     parser.add_argument("--tokenizer", default=usual["tokenizer"], metavar="NAME", help=text)
-    parser.add_argument("--apart", action="store_true", help="an index for each corpus [one index of them all]")
+    parser.add_argument(
+        "--apart", action="store_true", help="an index for each corpus [one index of them all]"
+    )
     text = f"resamples of the questions, for the intervals [{usual['resamples']}]"
     parser.add_argument("--resamples", type=int, default=usual["resamples"], metavar="N", help=text)
-    parser.add_argument("--seed", type=int, default=usual["seed"], help=f"seed of the resamples [{usual['seed']}]")
+    parser.add_argument(
+        "--seed", type=int, default=usual["seed"], help=f"seed of the resamples [{usual['seed']}]"
+    )
     text = "write results.json, results.md and results.png into it"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     return parser

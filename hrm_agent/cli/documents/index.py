@@ -36,11 +36,19 @@ def run(words: list[str]) -> int:
     if not (arguments.folders or arguments.remove):
         raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
     clock = time.perf_counter()
-    files = {folder: files_in(folder, follow_links=arguments.follow_links) for folder in arguments.folders}
+    files = {
+        folder: files_in(folder, follow_links=arguments.follow_links)
+        for folder in arguments.folders
+    }
     left_out = Counter[str]()
     if not arguments.all_files:
-        left_out = Counter(why for names in files.values() for name in names if (why := no_document(name)))
-        files = {folder: [name for name in names if no_document(name) is None] for folder, names in files.items()}
+        left_out = Counter(
+            why for names in files.values() for name in names if (why := no_document(name))
+        )
+        files = {
+            folder: [name for name in names if no_document(name) is None]
+            for folder, names in files.items()
+        }
     chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
     chunking.check()
     embeddings = None if arguments.vectors == "none" else arguments.vectors
@@ -60,7 +68,11 @@ def run(words: list[str]) -> int:
 
 
 def _update(
-    index: DocumentIndex, files: dict[Path, list[str]], chunking: Chunking, arguments: Namespace, report: FolderReport
+    index: DocumentIndex,
+    files: dict[Path, list[str]],
+    chunking: Chunking,
+    arguments: Namespace,
+    report: FolderReport,
 ) -> None:
     with progress("indexing", sum(map(len, files.values()))) as advance:
 
@@ -72,7 +84,15 @@ def _update(
         limit = int(arguments.max_mb * 2**20)
         for folder, names in files.items():
             report.add(
-                index_folder(index, folder, names, chunking=chunking, max_bytes=limit, **reading, on_file=on_file)
+                index_folder(
+                    index,
+                    folder,
+                    names,
+                    chunking=chunking,
+                    max_bytes=limit,
+                    **reading,
+                    on_file=on_file,
+                )
             )
     if index.embeddings and (bare := index.without_vectors()):
         with progress("vectors", len(bare)) as advance:
@@ -83,24 +103,48 @@ def _update(
 
 def _parser() -> Parser:
     parser = Parser(
-        "index", "Index the text, Markdown, HTML and PDF files of folders; only what changed is read again."
+        "index",
+        "Index the text, Markdown, HTML and PDF files of folders; only what changed is read again.",
     )
     parser.add_argument(
-        "folders", type=Path, nargs="*", metavar="DIR", help="a folder; names that begin with a dot are left out"
+        "folders",
+        type=Path,
+        nargs="*",
+        metavar="DIR",
+        help="a folder; names that begin with a dot are left out",
     )
-    parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
     parser.add_argument(
-        "--remove", type=Path, action="append", default=[], metavar="DIR", help="remove a folder's documents"
+        "--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]"
     )
-    text = f"language that words are stemmed in: {', '.join(STEMMERS)}; auto (each document's own is guessed) or none"
-    parser.add_argument("--language", metavar="CODE", help=f"{text} [auto for a new index, else unchanged]")
-    parser.add_argument("--engine", choices=ENGINES, help="full-text engine [fts5 for a new index, else unchanged]")
     parser.add_argument(
-        "--vectors", metavar="NAME", help="embeddings: static, static:64, package.module:attribute or none [unchanged]"
+        "--remove",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="remove a folder's documents",
+    )
+    text = (
+        f"language that words are stemmed in: {', '.join(STEMMERS)}; auto (each document's own is"
+        " guessed) or none"
+    )
+    parser.add_argument(
+        "--language", metavar="CODE", help=f"{text} [auto for a new index, else unchanged]"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="full-text engine [fts5 for a new index, else unchanged]"
+    )
+    parser.add_argument(
+        "--vectors",
+        metavar="NAME",
+        help="embeddings: static, static:64, package.module:attribute or none [unchanged]",
     )
     usual = Chunking()
     parser.add_argument(
-        "--strategy", default=usual.strategy, metavar="NAME", help=f"chunking strategy [{usual.strategy}]"
+        "--strategy",
+        default=usual.strategy,
+        metavar="NAME",
+        help=f"chunking strategy [{usual.strategy}]",
     )
     parser.add_argument(
         "--tokenizer",
@@ -109,7 +153,11 @@ def _parser() -> Parser:
         help=f"tokenizer that sizes are counted with [{usual.tokenizer}]",
     )
     parser.add_argument(
-        "--size", type=int, default=usual.size, metavar="TOKENS", help=f"most tokens of a chunk [{usual.size}]"
+        "--size",
+        type=int,
+        default=usual.size,
+        metavar="TOKENS",
+        help=f"most tokens of a chunk [{usual.size}]",
     )
     parser.add_argument(
         "--overlap",
@@ -125,17 +173,25 @@ def _parser() -> Parser:
     text = "follow links out of the folder, to files and folders"
     parser.add_argument("--follow-links", action="store_true", help=text)
     largest = MAX_BYTES // 2**20
-    parser.add_argument("--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]")
+    parser.add_argument(
+        "--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]"
+    )
     return parser
 
 
 def renewal(index: DocumentIndex) -> list[str]:
     """What is said of an index whose words were indexed anew when it was opened."""
     what = "their language, this program or its stemmers are others than before"
-    return [f"The words of {index.renewed} documents were indexed anew: {what}."] if index.renewed else []
+    return (
+        [f"The words of {index.renewed} documents were indexed anew: {what}."]
+        if index.renewed
+        else []
+    )
 
 
-def _say(index: DocumentIndex, report: FolderReport, left_out: Counter[str], output: Output, clock: float) -> int:
+def _say(
+    index: DocumentIndex, report: FolderReport, left_out: Counter[str], output: Output, clock: float
+) -> int:
     """Print what was done; returns how many documents there are."""
     documents, chunks = index.size()
     seconds = time.perf_counter() - clock
@@ -153,8 +209,13 @@ def _say(index: DocumentIndex, report: FolderReport, left_out: Counter[str], out
         output.say(f"No documents, left out (--all-files takes them): {said}")
     for warning in report.warnings:
         output.say(f"warning: {warning}", "yellow")
-    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items() if count) or "nothing to do"
-    output.say(f"{counts}: {documents} documents, {chunks} chunks in {index.path} ({seconds:.1f} s)")
+    counts = (
+        ", ".join(f"{count} {name}" for name, count in report.counts.items() if count)
+        or "nothing to do"
+    )
+    output.say(
+        f"{counts}: {documents} documents, {chunks} chunks in {index.path} ({seconds:.1f} s)"
+    )
     return documents
 
 

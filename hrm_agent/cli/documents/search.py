@@ -1,4 +1,6 @@
-"""`hrm-agent search`: what an index finds for a question, with the spans that a citation would name."""
+"""`hrm-agent search`: what an index finds for a question, with the spans that a citation would
+name.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def run(words: list[str]) -> int:
         for line in renewal(index):
             print(line, file=sys.stderr)
         hits = index.search(question, arguments.k, arguments.mode)
-    output.result({"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]})
+    output.result(
+        {"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]}
+    )
     for number, hit in enumerate(hits, start=1):
         output.say(f"{number}. {_place(hit)}", "bold")
         output.say(f"   {_around(hit, question)}\n")
@@ -40,11 +44,18 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("search", "Search an index of documents, made by `hrm-agent index`.")
     parser.add_argument(
-        "question", nargs="+", metavar="WORDS", help="the question, in plain words; there is no query syntax"
+        "question",
+        nargs="+",
+        metavar="WORDS",
+        help="the question, in plain words; there is no query syntax",
     )
-    parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
+    parser.add_argument(
+        "--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]"
+    )
     parser.add_argument("-k", type=int, default=5, metavar="N", help="number of hits [5]")
-    parser.add_argument("--mode", choices=MODES, default="words", help="what ranks the chunks [words]")
+    parser.add_argument(
+        "--mode", choices=MODES, default="words", help="what ranks the chunks [words]"
+    )
     parser.add_argument(
         "--vectors",
         metavar="NAME",
@@ -55,7 +66,11 @@ def _parser() -> Parser:
 
 def _place(hit: Hit) -> str:
     at = f"{hit.file} {hit.start}-{hit.end}" + (f", page {hit.page}" if hit.page else "")
-    ranks = [f"{name} {rank}" for name, rank in (("words", hit.words_rank), ("vectors", hit.vectors_rank)) if rank]
+    ranks = [
+        f"{name} {rank}"
+        for name, rank in (("words", hit.words_rank), ("vectors", hit.vectors_rank))
+        if rank
+    ]
     return f"{at}  score {hit.score:.4g} ({', '.join(ranks)})"
 
 
@@ -64,7 +79,11 @@ def _around(hit: Hit, question: str) -> str:
     text = hit.text
     asked = {term for phrase in phrases_of(question, [hit.language]) for term in phrase}
     asked = {term for term in asked if len(term) > 2 or not term.isascii()}
-    found = [(start, terms & asked) for start, _, terms in term_spans(text, [hit.language]) if terms & asked]
+    found = [
+        (start, terms & asked)
+        for start, _, terms in term_spans(text, [hit.language])
+        if terms & asked
+    ]
 
     def words_from(start: int) -> int:
         return len({term for at, terms in found if start <= at < start + _AROUND for term in terms})

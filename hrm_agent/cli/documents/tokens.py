@@ -1,4 +1,6 @@
-"""`hrm-agent tokens`: what tokenizers make of one's texts, side by side; and a vocabulary learnt from them."""
+"""`hrm-agent tokens`: what tokenizers make of one's texts, side by side; and a vocabulary learnt
+from them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from hrm_agent.errors import ConfigError, HrmError, nearest
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer, tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.statistics import TokenStatistics, measure
-from hrm_agent.retrieval.tokenizers.training import train_tokenizer, vocabulary_file, vocabulary_name
+from hrm_agent.retrieval.tokenizers.training import (
+    train_tokenizer,
+    vocabulary_file,
+    vocabulary_name,
+)
 
 __all__ = ["run"]
 
@@ -46,8 +52,12 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("tokens", "Compare tokenizers on texts, or learn a vocabulary from them and compare it.")
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text, Markdown, HTML or PDF")
+    parser = Parser(
+        "tokens", "Compare tokenizers on texts, or learn a vocabulary from them and compare it."
+    )
+    parser.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="text, Markdown, HTML or PDF"
+    )
     parser.add_argument(
         "--tokenizer", action="append", metavar="NAME",
         help="word, character, pieces, hf:NAME_OR_FILE, tiktoken:NAME_OR_FILE or sentencepiece:FILE; may be repeated "
@@ -60,12 +70,22 @@ def _parser() -> Parser:
         metavar="[NAME=]DOLLARS",
         help="price of a million tokens; may be repeated",
     )
-    group = parser.add_argument_group("learn a vocabulary, and compare it on a tenth of the text held out from it")
-    group.add_argument("--train", metavar="KIND", help="bpe, sentencepiece-bpe, unigram, word or wordpiece")
-    group.add_argument(
-        "--vocab", type=int, default=8_000, metavar="TOKENS", help="most tokens of the vocabulary [8000]"
+    group = parser.add_argument_group(
+        "learn a vocabulary, and compare it on a tenth of the text held out from it"
     )
-    group.add_argument("--out", type=Path, metavar="PATH", help="a folder, or a file *.json, *.model, *.tiktoken")
+    group.add_argument(
+        "--train", metavar="KIND", help="bpe, sentencepiece-bpe, unigram, word or wordpiece"
+    )
+    group.add_argument(
+        "--vocab",
+        type=int,
+        default=8_000,
+        metavar="TOKENS",
+        help="most tokens of the vocabulary [8000]",
+    )
+    group.add_argument(
+        "--out", type=Path, metavar="PATH", help="a folder, or a file *.json, *.model, *.tiktoken"
+    )
     group.add_argument(
         "--train-mb",
         type=float,
@@ -78,10 +98,13 @@ def _parser() -> Parser:
 
 def _check(arguments: Arguments) -> None:
     if (arguments.train is None) != (arguments.out is None):
-        raise ConfigError("--train and --out go together.", "Example: --train bpe --out vocabulary/")
+        raise ConfigError(
+            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
+        )
     if not arguments.train_mb > 0:
         raise ConfigError(
-            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.", "Give --train-mb a number above 0."
+            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
+            "Give --train-mb a number above 0.",
         )
 
 
@@ -100,7 +123,10 @@ def _trained(arguments: Arguments, held: HeldOut, file: Path) -> tuple[Tokenizer
     """The tokenizer, and the characters that it was learnt from."""
     learnt = list(held.learnt())
     size = sum(map(len, learnt))
-    print(f"learning at most {arguments.vocab:,} {arguments.train} tokens from {size:,} characters", file=sys.stderr)
+    print(
+        f"learning at most {arguments.vocab:,} {arguments.train} tokens from {size:,} characters",
+        file=sys.stderr,
+    )
     return train_tokenizer(arguments.train, learnt, file, size=arguments.vocab), size
 
 
@@ -122,20 +148,29 @@ def _dollars(word: str, text: str) -> float:
     except ValueError:
         dollars = math.nan
     if not 0 <= dollars < math.inf:
-        raise ConfigError(f"--price {word}: {text!r} is not a price.", "2.5 is $2.50 a million tokens.")
+        raise ConfigError(
+            f"--price {word}: {text!r} is not a price.", "2.5 is $2.50 a million tokens."
+        )
     return dollars
 
 
 def _measured(tokenizers: Sequence[Tokenizer], texts: Texts | HeldOut) -> list[TokenStatistics]:
-    total = math.ceil((texts.bytes if isinstance(texts, Texts) else texts.texts.bytes / texts.every) / _MEGABYTE)
+    total = math.ceil(
+        (texts.bytes if isinstance(texts, Texts) else texts.texts.bytes / texts.every) / _MEGABYTE
+    )
     pieces: Callable[[], Iterable[str]] = texts.pieces if isinstance(texts, Texts) else texts.held
     with progress("measuring, MB", total * len(tokenizers)) as advance:
-        found = [_one(tokenizer, pieces(), number * total, advance) for number, tokenizer in enumerate(tokenizers)]
+        found = [
+            _one(tokenizer, pieces(), number * total, advance)
+            for number, tokenizer in enumerate(tokenizers)
+        ]
         advance("", total * len(tokenizers))
     return found
 
 
-def _one(tokenizer: Tokenizer, pieces: Iterable[str], before: int, advance: Advance) -> TokenStatistics:
+def _one(
+    tokenizer: Tokenizer, pieces: Iterable[str], before: int, advance: Advance
+) -> TokenStatistics:
     done = 0
 
     def on_text(text: str) -> None:
@@ -162,38 +197,66 @@ def _record(numbers: TokenStatistics, prices: dict[str, float]) -> dict[str, Any
     }
 
 
-def _whole(files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int) -> dict[str, Any]:
+def _whole(
+    files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int
+) -> dict[str, Any]:
     """What was measured, and what was learnt from."""
     return {
         "files": [str(file) for file in files],
         "characters": numbers.tally.characters,
         "bytes": numbers.bytes,
         "words": numbers.tally.words,
-        "held_out": held and {"every": held.every, "blocks": held.blocks, "block_characters": held.size},
+        "held_out": (
+            held and {"every": held.every, "blocks": held.blocks, "block_characters": held.size}
+        ),
         "learnt_characters": learnt or None,
     }
 
 
-def _head(output: Output, files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int) -> None:
+def _head(
+    output: Output,
+    files: Sequence[Path],
+    numbers: TokenStatistics,
+    held: HeldOut | None,
+    learnt: int,
+) -> None:
     name = str(files[0]) if len(files) == 1 else f"{len(files)} files"
     size = f"{numbers.tally.characters:,} characters, {numbers.tally.words:,} words"
     if held is None:
         output.say(f"{name}: {size}")
         return
-    part = f"one in {held.every} of {held.blocks} blocks" if held.blocks >= held.every else "the last block"
+    part = (
+        f"one in {held.every} of {held.blocks} blocks"
+        if held.blocks >= held.every
+        else "the last block"
+    )
     output.say(f"{name}, {part} of about {held.size:,} characters, held out: {size}")
     output.say(f"{numbers.tokenizer} was learnt from {learnt:,} other characters")
 
 
 def _say(output: Output, rows: list[dict[str, Any]]) -> None:
-    columns = ["tokenizer", "tokens", "chars/token", "tokens/word", "unknown", "bytes", "round trip", "MB/s"]
+    columns = [
+        "tokenizer",
+        "tokens",
+        "chars/token",
+        "tokens/word",
+        "unknown",
+        "bytes",
+        "round trip",
+        "MB/s",
+    ]
     priced = any(row["dollars"] is not None for row in rows)
-    output.table([*columns, "dollars"] if priced else columns, [_cells(row)[: 9 if priced else 8] for row in rows])
+    output.table(
+        [*columns, "dollars"] if priced else columns,
+        [_cells(row)[: 9 if priced else 8] for row in rows],
+    )
     for row in rows:
         if row["differs"]:
             differs = row["differs"]
             shown = f"{differs['text']!r} comes back as {differs['restored']!r}"
-            output.say(f"{row['tokenizer']} first differs at character {differs['character']:,}: {shown}")
+            output.say(
+                f"{row['tokenizer']} first differs at character {differs['character']:,}: {shown}"
+            )
 
 
 def _cells(row: dict[str, Any]) -> list[object]:

@@ -40,13 +40,16 @@ def run(words: list[str]) -> int:
     if arguments.otlp is not None and arguments.store is not None:
         return send_spans(arguments, Output(as_json=arguments.json))
     if arguments.store is None or arguments.out is None:
-        raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
+        raise ConfigError(
+            "export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`."
+        )
     name = format_of(arguments.out, arguments.format)
     _refuse_source(arguments.out, arguments.store)
     for flag in ("reward", "role"):
         if getattr(arguments, flag) is not None and name != "chat":
             raise ConfigError(
-                f"--{flag} works with --format chat only; {name} exports every run.", "Add --format chat."
+                f"--{flag} works with --format chat only; {name} exports every run.",
+                "Add --format chat.",
             )
     if arguments.otel_content and name != "otel":
         raise ConfigError("--otel-content works with --format otel only.", "Add --format otel.")
@@ -54,49 +57,82 @@ def run(words: list[str]) -> int:
         report = write_spans(arguments)
     else:
         with _source(arguments, name) as (trajectories, known):
-            report = export_to(arguments.out, trajectories, name, known, arguments.reward, arguments.role or ())
+            report = export_to(
+                arguments.out, trajectories, name, known, arguments.reward, arguments.role or ()
+            )
     _say(Output(as_json=arguments.json), arguments.out, name, report)
     return 0 if report.rows else 1
 
 
 def _refuse_source(out: Path, source: str) -> None:
-    """A store has no other copy of what it holds: no export is written over one, whichever it is."""
+    """A store has no other copy of what it holds: no export is written over one,
+    whichever it is.
+    """
     if not out.is_file():
         return
     if Path(source).exists() and out.samefile(source):
-        raise ConfigError(f"{out} is what is exported, and would be lost.", "Name another file with --out.")
+        raise ConfigError(
+            f"{out} is what is exported, and would be lost.", "Name another file with --out."
+        )
     with out.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
-            raise ConfigError(f"{out} is a store, and would be lost.", "Name another file with --out.")
+            raise ConfigError(
+                f"{out} is a store, and would be lost.", "Name another file with --out."
+            )
 
 
 def _parser() -> Parser:
-    parser = Parser("export", "Write trajectories to a file; docs/formats.md says what each format keeps.")
-    parser.add_argument("store", nargs="?", help="a store, a run's folder, or a file exported before")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format")
+    parser = Parser(
+        "export", "Write trajectories to a file; docs/formats.md says what each format keeps."
+    )
+    parser.add_argument(
+        "store", nargs="?", help="a store, a run's folder, or a file exported before"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format"
+    )
     written = [name for name, one in FORMATS.items() if one.rows or one.write]
     parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(written)}")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument("--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward")
     parser.add_argument(
-        "--role", action="append", metavar="ROLE", help="chat: only calls of this node, such as solve; repeatable"
+        "--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward"
     )
     parser.add_argument(
-        "--system", type=Path, metavar="FILE", help="text of the system message that the graph puts before its state"
+        "--role",
+        action="append",
+        metavar="ROLE",
+        help="chat: only calls of this node, such as solve; repeatable",
     )
     parser.add_argument(
-        "--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers the model"
+        "--system",
+        type=Path,
+        metavar="FILE",
+        help="text of the system message that the graph puts before its state",
     )
     parser.add_argument(
-        "--otlp", metavar="URL", help="send spans to this OpenTelemetry collector in place of a file, over HTTP"
+        "--tools",
+        type=Path,
+        metavar="FILE",
+        help="JSON list of the tools that the graph offers the model",
     )
-    parser.add_argument("--otel-content", action="store_true", help="otel: with messages, arguments and results")
-    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send spans to this OpenTelemetry collector in place of a file, over HTTP",
+    )
+    parser.add_argument(
+        "--otel-content", action="store_true", help="otel: with messages, arguments and results"
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop"
+    )
     return parser
 
 
 @contextmanager
-def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
+def _source(
+    arguments: Namespace, name: str
+) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
     """The trajectories, and what is known of their messages, where the format asks for it."""
     if name not in _MESSAGES:
         yield stored_trajectories(arguments.store, arguments.run), RequestHints()
@@ -110,7 +146,11 @@ def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Traject
 
 def _say(output: Output, path: Path, name: str, report: Report) -> None:
     lacks = {"lacking": dict(report.lacking)} if name in _TRACES else {}
-    rows = {"rows": report.rows, "left_out": dict(report.left_out), **lacks} if name not in _WHOLE else {}
+    rows = (
+        {"rows": report.rows, "left_out": dict(report.left_out), **lacks}
+        if name not in _WHOLE
+        else {}
+    )
     output.result({"file": str(path), "format": name, "trajectories": report.trajectories, **rows})
     if not rows:
         output.say(f"{report.trajectories} trajectories in {path}")

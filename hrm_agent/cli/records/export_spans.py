@@ -32,7 +32,9 @@ def write_spans(arguments: Namespace) -> Report:
 
 
 def send_spans(arguments: Namespace, output: Output) -> int:
-    """Send spans to a collector; 1 if there was nothing to send. Raises `StoreError` where it does not take them."""
+    """Send spans to a collector; 1 if there was nothing to send. Raises `StoreError` where it does
+    not take them.
+    """
     from hrm_agent.runtime.telemetry import otlp_sender
 
     if arguments.out is not None or arguments.format not in (None, "otel"):
@@ -41,8 +43,16 @@ def send_spans(arguments: Namespace, output: Output) -> int:
     left_out, sent, found = Counter[str](), 0, 0
     with _source(arguments) as (trajectories, content, overlay_of):
         while runs := list(islice(trajectories, _AT_ONCE)):
-            ended = [run for run in runs if (gap := no_spans(run)) is None or left_out.update([gap.reason])]
-            spans = [span for run in ended for span in spans_of(run, overlay=overlay_of(run), content=content)]
+            ended = [
+                run
+                for run in runs
+                if (gap := no_spans(run)) is None or left_out.update([gap.reason])
+            ]
+            spans = [
+                span
+                for run in ended
+                for span in spans_of(run, overlay=overlay_of(run), content=content)
+            ]
             why = send(spans) if spans else None
             if why is not None:
                 raise StoreError(
@@ -50,7 +60,14 @@ def send_spans(arguments: Namespace, output: Output) -> int:
                     "Send them again when it does: their ids stay the same.",
                 )
             sent, found = sent + len(ended), found + len(spans)
-    output.result({"sent_to": arguments.otlp, "trajectories": sent, "spans": found, "left_out": dict(left_out)})
+    output.result(
+        {
+            "sent_to": arguments.otlp,
+            "trajectories": sent,
+            "spans": found,
+            "left_out": dict(left_out),
+        }
+    )
     output.say(f"{found} spans of {sent} trajectories sent to {arguments.otlp}")
     for reason, count in left_out.most_common():
         output.say(f"{count} left out: {reason}")
@@ -58,8 +75,12 @@ def send_spans(arguments: Namespace, output: Output) -> int:
 
 
 @contextmanager
-def _source(arguments: Namespace) -> Generator[tuple[Iterator[Trajectory], RequestHints | None, OverlayOf]]:
-    """The trajectories, with hints of their messages if those are asked for, and what trainings made of them."""
+def _source(
+    arguments: Namespace,
+) -> Generator[tuple[Iterator[Trajectory], RequestHints | None, OverlayOf]]:
+    """The trajectories, with hints of their messages if those are asked for, and what trainings
+    made of them.
+    """
     with ExitStack() as stack:
         overlay_of = _no_overlay
         if not is_file(arguments.store):
@@ -79,7 +100,9 @@ def _source(arguments: Namespace) -> Generator[tuple[Iterator[Trajectory], Reque
         from hrm_agent.cli.records.request_hints import described_runs
 
         files = {"system": arguments.system, "tools": arguments.tools}
-        trajectories, hints = stack.enter_context(described_runs(arguments.store, arguments.run, **files))
+        trajectories, hints = stack.enter_context(
+            described_runs(arguments.store, arguments.run, **files)
+        )
         yield trajectories, hints, overlay_of
 
 

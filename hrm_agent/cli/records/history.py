@@ -21,28 +21,54 @@ __all__ = ["run"]
 
 _ROWS = 50
 """Rows of a list that a person is shown, where --limit says nothing else."""
-_FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace", "model calls", "tool calls", "next")
+_FLAT_COLUMNS = (
+    "index",
+    "step",
+    "checkpoint",
+    "parent",
+    "source",
+    "namespace",
+    "model calls",
+    "tool calls",
+    "next",
+)
 _FLAT_SPARE = ("parent", "namespace", "source", "step")
 _SPARE = ("trajectory", "model", "tools", "calls", "graph", "tokens", "started")
-"""Columns that a narrow terminal does not show, the first one first: a run is known by its thread as well."""
+"""Columns that a narrow terminal does not show, the first one first: a run is known by its thread
+as well.
+"""
 
 
 def run(words: list[str]) -> int:
     """1 if a trajectory cannot be read."""
     parser = Parser(
-        "history", "List the runs of a store; with a thread, the tree of its moments and what ran between them."
+        "history",
+        "List the runs of a store; with a thread, the tree of its moments and what ran between"
+        " them.",
     )
-    parser.add_argument("thread", nargs="?", type=thread_name, help="id of a thread, or of its trajectory")
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    parser.add_argument(
+        "thread", nargs="?", type=thread_name, help="id of a thread, or of its trajectory"
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
+    )
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument("--limit", type=int, help=f"most rows of a list, the newest [{_ROWS}; with --json all]")
-    parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, with those of subgraphs")
+    parser.add_argument(
+        "--limit", type=int, help=f"most rows of a list, the newest [{_ROWS}; with --json all]"
+    )
+    parser.add_argument(
+        "--flat",
+        action="store_true",
+        help="moments as a list, newest first, with those of subgraphs",
+    )
     add_own_types(parser, graph=True)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     limit = arguments.limit if arguments.limit is not None or arguments.json else _ROWS
     if limit is not None and limit < 0:
-        raise ConfigError(f"--limit {limit} is invalid: it counts rows.", f"0 or more: --limit {_ROWS}.")
+        raise ConfigError(
+            f"--limit {limit} is invalid: it counts rows.", f"0 or more: --limit {_ROWS}."
+        )
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.thread is None:
             return _list_runs(output, store, arguments.run, limit)
@@ -59,7 +85,9 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
 
-    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage, requests=False, newest_first=True)
+    found = store.journal.trajectories(
+        run_id=run_id, on_damage=on_damage, requests=False, newest_first=True
+    )
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
     begun = reversed(rows)  # JSON is in the order of the record
@@ -73,10 +101,16 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     else:
         _say_cut(output, f"{len(rows)} of {count} trajectories in {store.url}, newest first", count)
     if not rows and run_id is None:
-        output.say('Nothing is recorded yet: `hrm-agent run "What is 6 times 7?"`, or `hrm-agent record -- PROGRAM`.')
+        output.say(
+            'Nothing is recorded yet: `hrm-agent run "What is 6 times 7?"`, or `hrm-agent record --'
+            " PROGRAM`."
+        )
     bare = [thread.thread_id for thread in store.threads() if thread.trajectory_id is None]
     if bare and run_id is None:
-        output.say(f"{len(bare)} threads with checkpoints only: {', '.join(bare[:8])}{' ...' * (len(bare) > 8)}")
+        output.say(
+            f"{len(bare)} threads with checkpoints only:"
+            f" {', '.join(bare[:8])}{' ...' * (len(bare) > 8)}"
+        )
     return 1 if damaged else 0
 
 
@@ -96,14 +130,21 @@ def _say_cut(output: Output, what: str, count: int) -> None:
     remark_or_say(f"{what}; --limit {count} lists them all")
 
 
-def _list_moments(output: Output, store: RunStore, thread: str, limit: int | None, graph: Graph | None) -> None:
+def _list_moments(
+    output: Output, store: RunStore, thread: str, limit: int | None, graph: Graph | None
+) -> None:
     from hrm_agent.runtime.time_travel.read_history import history
 
     found = history(store, thread, graph=graph, branches=False, values=False)
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
-    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first", spare=_FLAT_SPARE)
+    output.table(
+        _FLAT_COLUMNS,
+        rows,
+        title=f"Thread {found.thread_id}, newest moment first",
+        spare=_FLAT_SPARE,
+    )
     if len(rows) < len(newest_first):
         _say_cut(output, f"{len(rows)} of {len(newest_first)} moments", len(newest_first))
 

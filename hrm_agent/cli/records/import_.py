@@ -1,9 +1,10 @@
 """`hrm-agent import`: trajectories of a file into a store.
 
-The file is read twice. First every trajectory is checked, by the linter and against what is on record, and nothing is
-written if a line cannot be read, if a trajectory is not valid or if it is there already and differs. Then they are
-written one by one, each with its calls first and its own fields last: whoever is interrupted has some of them whole,
-and none by half, and the same command goes on. A trajectory that is on record as it stands in the file is passed over.
+The file is read twice. First every trajectory is checked, by the linter and against what is on
+record, and nothing is written if a line cannot be read, if a trajectory is not valid or if it is
+there already and differs. Then they are written one by one, each with its calls first and its own
+fields last: whoever is interrupted has some of them whole, and none by half, and the same command
+goes on. A trajectory that is on record as it stands in the file is passed over.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["run"]
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
-    next(import_from(arguments.file, arguments.format, origin), None)  # a file that is none makes no store
+    # a file that is none makes no store
+    next(import_from(arguments.file, arguments.format, origin), None)
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             if not _is_on_record(store, trajectory):
@@ -44,12 +46,22 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("import", "Read trajectories into a store; docs/formats.md says what each format keeps.")
-    parser.add_argument("file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF")
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    parser = Parser(
+        "import", "Read trajectories into a store; docs/formats.md says what each format keeps."
+    )
+    parser.add_argument(
+        "file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF"
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
+    )
     back = [name for name, one in FORMATS.items() if one.read is not None]
-    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(back)} [seen from the file]")
-    parser.add_argument("--policy", metavar="NAME", help="the model, where the file does not name it [imported]")
+    parser.add_argument(
+        "--format", metavar="NAME", help=f"one of {', '.join(back)} [seen from the file]"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="the model, where the file does not name it [imported]"
+    )
     parser.add_argument(
         "--raw-logprobs",
         action="store_true",
@@ -77,8 +89,12 @@ def _held(store: RunStore, trajectory: Trajectory) -> int:
 
 
 def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
-    """True if the store has this trajectory as it is; raises `StoreError` if it has another by its id or thread."""
-    found = store.journal.find_trajectory(trajectory.id) or store.journal.find_trajectory(trajectory.thread_id)
+    """True if the store has this trajectory as it is; raises `StoreError` if it has another by its
+    id or thread.
+    """
+    found = store.journal.find_trajectory(trajectory.id) or store.journal.find_trajectory(
+        trajectory.thread_id
+    )
     if found is None:
         return False
     if (field := _first_difference(found, trajectory)) is not None:
@@ -87,9 +103,13 @@ def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
 
 
 def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
-    """The field in which two trajectories differ. What a fork inherited is the other run's to compare."""
+    """The field in which two trajectories differ. What a fork inherited is the other run's to
+    compare.
+    """
     for name in Trajectory.model_fields:
-        if name not in ("calls", "tool_calls", "failed_calls") and getattr(found, name) != getattr(given, name):
+        if name not in ("calls", "tool_calls", "failed_calls") and getattr(found, name) != getattr(
+            given, name
+        ):
             return name
     if [_stored(call) for call in found.own_calls] != [_stored(call) for call in given.own_calls]:
         return "calls"
@@ -99,7 +119,9 @@ def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
 
 
 def _own_failed(trajectory: Trajectory) -> list[Call]:
-    return [call for call in trajectory.failed_calls if call.identity.thread_id == trajectory.thread_id]
+    return [
+        call for call in trajectory.failed_calls if call.identity.thread_id == trajectory.thread_id
+    ]
 
 
 def _refuse_unsound(trajectory: Trajectory) -> None:
@@ -110,15 +132,18 @@ def _refuse_unsound(trajectory: Trajectory) -> None:
     if found := next(iter(lint(trajectory)), None):
         raise StoreError(
             f"Trajectory {id_} is not valid: {found.name}: {printable(found.message[:500])}.",
-            "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file of ours.",
+            "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file of"
+            " ours.",
         )
 
 
 def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
-    """Raise `StoreError` for a call that a fork would have inherited from a run on record, which has none like it.
+    """Raise `StoreError` for a call that a fork would have inherited from a run on record, which
+    has none like it.
 
-    Such calls are never written: a file would add to a run that is on record. What a fork left may be no run of this
-    store; then there is nothing to compare with. Of what is no fork the linter finds calls of another thread.
+    Such calls are never written: a file would add to a run that is on record. What a fork left may
+    be no run of this store; then there is nothing to compare with. Of what is no fork the linter
+    finds calls of another thread.
     """
     held: dict[str, dict[str, Call | ToolCall] | None] = {}
     """Thread -> what its run has on record, by id; None where the store has no such run."""
@@ -130,9 +155,12 @@ def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
             origin = store.journal.find_trajectory(thread)
             held[thread] = None if origin is None else _own(origin)
         known = held[thread]
-        if known is not None and known.get(call.id) != (_stored(call) if isinstance(call, Call) else call):
+        if known is not None and known.get(call.id) != (
+            _stored(call) if isinstance(call, Call) else call
+        ):
             raise StoreError(
-                f"Fork {trajectory.id} holds call {call.id} of thread {thread}, which {store.url} has not.",
+                f"Fork {trajectory.id} holds call {call.id} of thread {thread}, which {store.url}"
+                " has not.",
                 "Name another store with --store.",
             )
 
@@ -149,7 +177,8 @@ def _stored(call: Call) -> Call:
 
 def _differs(store: RunStore, trajectory: Trajectory, where: str) -> StoreError:
     return StoreError(
-        f"{store.url} has trajectory {trajectory.id} already, and it differs in {where}; nothing of it was written.",
+        f"{store.url} has trajectory {trajectory.id} already, and it differs in {where}; nothing of"
+        " it was written.",
         "Name another store with --store.",
     )
 
@@ -157,10 +186,14 @@ def _differs(store: RunStore, trajectory: Trajectory, where: str) -> StoreError:
 def _say(output: Output, store: str, counts: Counter[str]) -> None:
     names = ("imported", "present", "without_lineage", "untrainable")
     output.result({"store": store, **{name: counts[name] for name in names}})
-    output.say(f"{counts['imported']} trajectories imported into {store}, {counts['present']} were there already")
+    output.say(
+        f"{counts['imported']} trajectories imported into {store}, {counts['present']} were there"
+        " already"
+    )
     if counts["without_lineage"]:
         output.say(
-            f"{counts['without_lineage']} are forks without the calls that they inherited: only checkpoints hold those"
+            f"{counts['without_lineage']} are forks without the calls that they inherited: only"
+            " checkpoints hold those"
         )
     if counts["untrainable"]:
         output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")

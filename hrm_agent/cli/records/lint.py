@@ -20,8 +20,13 @@ __all__ = ["run"]
 
 def run(words: list[str]) -> int:
     """1 if anything is found."""
-    parser = Parser("lint", "Check every invariant of stored trajectories; docs/trajectory-format.md lists them.")
-    parser.add_argument("store", help="a store, a run's folder, or an exported .jsonl or .parquet file")
+    parser = Parser(
+        "lint",
+        "Check every invariant of stored trajectories; docs/trajectory-format.md lists them.",
+    )
+    parser.add_argument(
+        "store", help="a store, a run's folder, or an exported .jsonl or .parquet file"
+    )
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
     checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
@@ -47,11 +52,13 @@ def run(words: list[str]) -> int:
     _report(output, checked, findings, damaged)
     if silent:
         output.say(
-            f"{silent} completed rollouts asked no model, which is allowed, and nothing can be learned from them: "
-            "their graph may share a cache."
+            f"{silent} completed rollouts asked no model, which is allowed, and nothing can be"
+            " learned from them: their graph may share a cache."
         )
     for why, count in broken.most_common():
-        output.say(f"{count} of {trained} rollouts broke into several training sequences, because {why}.")
+        output.say(
+            f"{count} of {trained} rollouts broke into several training sequences, because {why}."
+        )
     return 1 if findings or damaged else 0
 
 
@@ -81,16 +88,22 @@ def _asked_nothing(trajectory: Trajectory) -> bool:
     return bool(sampled) and not trajectory.calls
 
 
-def _report(output: Output, checked: int, findings: list[tuple[str, Finding]], damaged: dict[str, str]) -> None:
+def _report(
+    output: Output, checked: int, findings: list[tuple[str, Finding]], damaged: dict[str, str]
+) -> None:
     rows = [{"trajectory": trajectory, **finding._asdict()} for trajectory, finding in findings]
     counts = {"trajectories": checked, "invariants": len(INVARIANTS), "findings": rows}
     output.result(counts | ({"damaged": damaged} if damaged else {}))
     if rows:
-        output.table(("trajectory", "invariant", "where", "finding"), [tuple(row.values()) for row in rows])
+        output.table(
+            ("trajectory", "invariant", "where", "finding"), [tuple(row.values()) for row in rows]
+        )
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     unread = f", {len(damaged)} that cannot be read" if damaged else ""
-    output.say(f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings{unread}")
+    output.say(
+        f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings{unread}"
+    )
 
 
 if __name__ == "__main__":

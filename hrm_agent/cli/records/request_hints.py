@@ -1,8 +1,8 @@
 """Candidate system prompts and tools, used to reconstruct requests on export.
 
-Our own graphs put a system turn before the state's messages, and offer the tools of this project; a graph of one's own
-may put and offer anything. Whatever is named here is only tried: `hrm_agent.trajectory.formats.shared.messages` uses what the
-record proves.
+Our own graphs put a system turn before the state's messages, and offer the tools of this project; a
+graph of one's own may put and offer anything. Whatever is named here is only tried:
+`hrm_agent.trajectory.formats.shared.messages` uses what the record proves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ State = Callable[[Call], Sequence[BaseMessage]]
 def described_runs(
     where: str, run_id: str | None = None, *, system: Path | None = None, tools: Path | None = None
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
-    """The trajectories of a store or a file, and what is known of their requests where a record does not hold them."""
+    """The trajectories of a store or a file, and what is known of their requests where a record
+    does not hold them.
+    """
     with ExitStack() as stack:
         state = None
         if not is_file(where):
@@ -47,24 +49,39 @@ def described_runs(
 
 
 def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> RequestHints:
-    """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
-    ours = [JUDGE_PROMPT, *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT"))]
+    """Our own system turns and tools, with those of two files: the text of one system turn, and a
+    list of tools.
+    """
+    ours = [
+        JUDGE_PROMPT,
+        *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT")),
+    ]
     systems = [*([_text(system)] if system else []), *ours, *_loops()]
-    offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
+    offers = [
+        *([_tools(tools)] if tools else []),
+        *((convert_to_openai_tool(tool),) for tool in _ours()),
+    ]
     return RequestHints(tuple(systems), tuple(offers), state)
 
 
 def _loops() -> Iterator[str]:
     """System turns of our tool loops in each of their forms."""
     solvers = (("task", "results"), ("task", "data", "results"))
-    for prompt, begins in ((prompts.TOOL_LOOP_PROMPT, ((), ("data",))), (prompts.SOLVER_PROMPT, ((), *solvers))):
+    for prompt, begins in (
+        (prompts.TOOL_LOOP_PROMPT, ((), ("data",))),
+        (prompts.SOLVER_PROMPT, ((), *solvers)),
+    ):
         for variables, fenced in product(begins, (False, True)):
             yield prompts.loop_system_turn(prompt, fenced=fenced, variables=variables)
 
 
 def _ours() -> list[BaseTool]:
     """Our tools, and `python` as older records know it: it was stateless."""
-    return [python, python_stateless, python.model_copy(update={"description": python_stateless.description})]
+    return [
+        python,
+        python_stateless,
+        python.model_copy(update={"description": python_stateless.description}),
+    ]
 
 
 def _text(path: Path) -> str:
@@ -80,13 +97,17 @@ def _tools(path: Path) -> tuple[dict[str, Any], ...]:
         tools: Any = json.loads(_text(path))
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}.", form) from error
-    if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in cast("list[Any]", tools))):
+    if not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in cast("list[Any]", tools))
+    ):
         raise ConfigError(f"{path} is not a list of tools.", form)
     return tuple(cast("list[dict[str, Any]]", tools))
 
 
 def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
-    """The `messages` channel of the checkpoint that a call's step started from, in the graph that made the call."""
+    """The `messages` channel of the checkpoint that a call's step started from, in the graph that
+    made the call.
+    """
 
     def state(call: Call) -> Sequence[BaseMessage]:
         identity = call.identity
@@ -98,11 +119,19 @@ def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
             "checkpoint_ns": namespace_around(identity.checkpoint_ns),
         }
         found = checkpointer.get_tuple({"configurable": place})
-        messages: Any = StateReader(checkpointer, None).values(found).get("messages") if found else ()
-        if isinstance(messages, Unbuilt):  # which graph made them is not known here: those that nothing has replaced
-            lists = [each if isinstance(each, list) else [each] for each in (messages.snapshot or [], *messages.writes)]
+        messages: Any = (
+            StateReader(checkpointer, None).values(found).get("messages") if found else ()
+        )
+        # which graph made them is not known here: those that nothing has replaced
+        if isinstance(messages, Unbuilt):
+            lists = [
+                each if isinstance(each, list) else [each]
+                for each in (messages.snapshot or [], *messages.writes)
+            ]
             messages = [message for each in lists for message in cast("list[Any]", each)]
-        known = isinstance(messages, list) and all(isinstance(m, BaseMessage) for m in cast("list[Any]", messages))
+        known = isinstance(messages, list) and all(
+            isinstance(m, BaseMessage) for m in cast("list[Any]", messages)
+        )
         return cast("list[BaseMessage]", messages) if known else ()
 
     return state

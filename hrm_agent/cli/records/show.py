@@ -40,7 +40,9 @@ def run(words: list[str]) -> int:
             values = values_of(store, trajectory.thread_id, trajectory.graph)
             return _show_sources(output, values, arguments.sources)
         scorings = store.scorings.of(trajectory.id)
-        verdicts = [o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id]
+        verdicts = [
+            o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id
+        ]
     if arguments.html is not None:
         from hrm_agent.pages import trajectory_page
 
@@ -61,7 +63,10 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("show", "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.")
+    parser = Parser(
+        "show",
+        "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.",
+    )
     add = parser.add_argument
     add("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
     add("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
@@ -70,7 +75,10 @@ def _parser() -> Parser:
     add("--html", metavar="FILE", help="write a page without scripts to FILE, `-` for stdout")
     add("--group", help="with --html: the rollouts of a group side by side")
     add(
-        "--step", type=int, metavar="N", help="with --html: the groups of a training step, from 1 as the console counts"
+        "--step",
+        type=int,
+        metavar="N",
+        help="with --html: the groups of a training step, from 1 as the console counts",
     )
     add_own_types(parser)
     return parser
@@ -86,9 +94,13 @@ def _refuse_unclear(arguments: Arguments) -> None:
             "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
         )
     if arguments.trajectory is None and arguments.html is None:
-        raise ConfigError(f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE.")
+        raise ConfigError(
+            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
+        )
     if arguments.html is not None and (arguments.json or arguments.sources is not None):
-        raise ConfigError("--html writes a page, and nothing else.", "Leave out --json and --sources.")
+        raise ConfigError(
+            "--html writes a page, and nothing else.", "Leave out --json and --sources."
+        )
 
 
 def _show_sources(output: Output, values: Mapping[str, Any], wanted: str) -> int:
@@ -108,14 +120,18 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         if isinstance(record, Turn):
             output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
             continue
-        (first, style), *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
+        (first, style), *rest = (
+            call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
+        )
         given = f", {credit[record.id]}" if record.id in credit else ""
         output.say(first + given, style=style)
         for line, style in rest:
             output.say(line, style=style)
         output.say()
     for verdict in verdicts:
-        output.say(f"step {verdict.step + 1} of {verdict.run_id}: {judged(verdict)}: {verdict.reason}")
+        output.say(
+            f"step {verdict.step + 1} of {verdict.run_id}: {judged(verdict)}: {verdict.reason}"
+        )
         for line in penalty_lines(verdict):
             output.say(f"  {line}")
 

@@ -38,12 +38,18 @@ __all__ = ["ACTIONS", "run"]
 
 ACTIONS = {
     "stats": "rows and bytes by kind",
-    "verify": "open every checkpoint, read every record, and compare them; exit code 1 if anything is wrong",
+    "verify": (
+        "open every checkpoint, read every record, and compare them; exit code 1 if anything is"
+        " wrong"
+    ),
     "prune": "delete runs by age or status, or the checkpoints of a training's older steps",
     "delete": "delete threads with everything recorded of them",
     "vacuum": "give free space back to the file system",
     "copy": "copy a store into a new one: to another database, or under another key",
-    "migrate": "copy a store of version 1, or the database of a SqliteSaver or PostgresSaver, into a new store",
+    "migrate": (
+        "copy a store of version 1, or the database of a SqliteSaver or PostgresSaver, into a new"
+        " store"
+    ),
 }
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SHOWN_FINDINGS = 50
@@ -57,7 +63,10 @@ def run(words: list[str]) -> int:
             f"`hrm-agent store` has no action {words[0]!r}.",
             nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
         )
-    about = f"Maintain a store.\n\n{command_list(ACTIONS)}\n\n`hrm-agent store ACTION --help` lists its options."
+    about = (
+        f"Maintain a store.\n\n{command_list(ACTIONS)}\n\n`hrm-agent store ACTION --help` lists its"
+        " options."
+    )
     Parser("store ACTION", about).read(words or ["--help"])
     return 0
 
@@ -65,7 +74,9 @@ def run(words: list[str]) -> int:
 def _parser(action: str, *, positional: bool = True) -> Parser:
     parser = Parser(f"store {action}", sentence(ACTIONS[action]))
     if positional:
-        parser.add_argument("store", nargs="?", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
+        parser.add_argument(
+            "store", nargs="?", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]"
+        )
     return parser
 
 
@@ -77,14 +88,23 @@ def _stats(words: list[str]) -> int:
         output.result({"store": store.url, **asdict(found)})
         rows = [(kind, found.rows[kind], _bytes(found.bytes[kind])) for kind in found.rows]
         output.table(("kind", "rows", "bytes"), rows, title=store.url)
-        said = ", ".join(f"{count} {status}" for status, count in found.by_status.items()) or "no trajectories"
+        said = (
+            ", ".join(f"{count} {status}" for status, count in found.by_status.items())
+            or "no trajectories"
+        )
         output.say(f"{found.threads} threads ({said}); {_bytes(found.size)} on disk")
     return 0
 
 
 def _verify(words: list[str]) -> int:
     parser = _parser("verify")
-    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    parser.add_argument(
+        "--allow",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="your own types in the states",
+    )
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     count = ValueCount()
@@ -106,15 +126,22 @@ def _verify(words: list[str]) -> int:
         output.say(finding)
     more = " or more" if cut else ""
     read = f"{made} values read, {refused} could not be read"
-    said = f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold"
+    said = (
+        f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold"
+    )
     output.say(f"{said} ({read})")
     if loose:
-        output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
+        output.say(
+            f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}`"
+            " deletes them"
+        )
     return 1 if found else 0
 
 
 def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
-    """Types that the recorded graphs declare in their states, as far as the graphs can be imported here."""
+    """Types that the recorded graphs declare in their states, as far as the graphs can be imported
+    here.
+    """
     from hrm_agent.runtime.execution.loading import load_graph
 
     names: set[str] = set()
@@ -129,34 +156,51 @@ def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
 
 def _prune(words: list[str]) -> int:
     parser = _parser("prune")
-    parser.add_argument("--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m")
-    parser.add_argument("--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these")
-    parser.add_argument("--trained", action="store_true", help="also runs that a training run judged")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m"
+    )
+    parser.add_argument(
+        "--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these"
+    )
+    parser.add_argument(
+        "--trained", action="store_true", help="also runs that a training run judged"
+    )
     parser.add_argument(
         "--keep-steps",
         type=int,
         metavar="N",
-        help="delete no run, but the checkpoints of trainings' rollouts before each one's newest N steps",
+        help=(
+            "delete no run, but the checkpoints of trainings' rollouts before each one's newest N"
+            " steps"
+        ),
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be deleted, and stop"
+    )
     arguments = parser.read(words)
     by_run = arguments.older_than is not None or bool(arguments.status)
     if by_run == (arguments.keep_steps is not None):
         stands = "--keep-steps deletes no runs." if by_run else "Nothing says which runs to delete."
-        raise ConfigError(stands, "Give --older-than, --status, or both; or --keep-steps by itself.")
+        raise ConfigError(
+            stands, "Give --older-than, --status, or both; or --keep-steps by itself."
+        )
     if arguments.keep_steps is not None:
         return _prune_steps(arguments)
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune(
             store,
-            older_than_seconds=_seconds(arguments.older_than) if arguments.older_than is not None else None,
+            older_than_seconds=(
+                _seconds(arguments.older_than) if arguments.older_than is not None else None
+            ),
             status=[_status(name) for name in arguments.status],
             keep_trained=not arguments.trained,
             dry_run=arguments.dry_run,
         )
     output.result(asdict(pruned))
-    output.say(f"{len(pruned.thread_ids)} runs {'would be deleted' if arguments.dry_run else 'deleted'}")
+    output.say(
+        f"{len(pruned.thread_ids)} runs {'would be deleted' if arguments.dry_run else 'deleted'}"
+    )
     for reason, count in pruned.kept.items():
         output.say(f"{count} kept: {reason}")
     return 0
@@ -164,15 +208,22 @@ def _prune(words: list[str]) -> int:
 
 def _prune_steps(arguments: Arguments) -> int:
     if arguments.keep_steps < 0:
-        raise ConfigError(f"--keep-steps {arguments.keep_steps} is no number of steps.", "0 or more: --keep-steps 2.")
+        raise ConfigError(
+            f"--keep-steps {arguments.keep_steps} is no number of steps.",
+            "0 or more: --keep-steps 2.",
+        )
     if arguments.trained:
-        raise ConfigError("--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out.")
+        raise ConfigError(
+            "--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out."
+        )
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune_steps(store, arguments.keep_steps, dry_run=arguments.dry_run)
     output.result(asdict(pruned))
     count = len(pruned.thread_ids)
-    output.say(f"checkpoints of {count} rollouts {'would be deleted' if arguments.dry_run else 'deleted'}")
+    output.say(
+        f"checkpoints of {count} rollouts {'would be deleted' if arguments.dry_run else 'deleted'}"
+    )
     for reason, count in pruned.kept.items():
         output.say(f"{count} kept: {reason}")
     return 0
@@ -187,7 +238,10 @@ def _delete(words: list[str]) -> int:
     with existing_store(arguments.store, writes=True) as store:
         freed = delete_runs(store, arguments.threads)
     output.result({"deleted": arguments.threads, "values": freed})
-    output.say(f"{len(arguments.threads)} deleted, {freed} values collected; `hrm-agent store vacuum` frees the space")
+    output.say(
+        f"{len(arguments.threads)} deleted, {freed} values collected; `hrm-agent store vacuum`"
+        " frees the space"
+    )
     return 0
 
 
@@ -214,11 +268,17 @@ def _vacuum(words: list[str]) -> int:
 
 def _copy(words: list[str]) -> int:
     parser = _two("copy")
-    parser.add_argument("--key-file", help="file with the new store's key, base64; without it, the source's key if any")
+    parser.add_argument(
+        "--key-file",
+        help="file with the new store's key, base64; without it, the source's key if any",
+    )
     parser.add_argument("--decrypt", action="store_true", help="the new store is not encrypted")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.source) as source, new_store(arguments.target, key=_key(arguments)) as target:
+    with (
+        existing_store(arguments.source) as source,
+        new_store(arguments.target, key=_key(arguments)) as target,
+    ):
         counts = copy_store(source, target)
     output.result(counts)
     output.say(", ".join(f"{count} {table}" for table, count in counts.items()))
@@ -233,15 +293,25 @@ def _key(arguments: Arguments) -> str | None:
     try:
         key = Path(arguments.key_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key.") from error
+        raise ConfigError(
+            f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key."
+        ) from error
     if not key:  # which elsewhere means: not encrypted
-        raise ConfigError(f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key.")
+        raise ConfigError(
+            f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key."
+        )
     return key
 
 
 def _migrate(words: list[str]) -> int:
     parser = _two("migrate")
-    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    parser.add_argument(
+        "--allow",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="your own types in the states",
+    )
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     check_source(arguments.source)
@@ -249,7 +319,10 @@ def _migrate(words: list[str]) -> int:
     with new_store(arguments.target, allow=allow) as target:
         taken = migrate(arguments.source, target, allow)
     output.result(asdict(taken))
-    output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories migrated")
+    output.say(
+        f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories}"
+        " trajectories migrated"
+    )
     return 0
 
 
@@ -263,7 +336,9 @@ def _two(action: str) -> Parser:
 def _seconds(age: str) -> float:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age)
     if parts is None:
-        raise ConfigError(f"{age!r} is not an age.", "Write a number and one of s, m, h, d, w: 30d.")
+        raise ConfigError(
+            f"{age!r} is not an age.", "Write a number and one of s, m, h, d, w: 30d."
+        )
     return float(parts[1]) * _SECONDS[parts[2]]
 
 

@@ -1,8 +1,9 @@
-"""`hrm-agent chat`: a conversation with any graph whose input has messages, with a way back to every moment of it.
+"""`hrm-agent chat`: a conversation with any graph whose input has messages, with a way back to
+every moment of it.
 
-At a terminal with line editing; from a pipe line by line; with --say one turn and out. Ctrl-C stops the turn that runs
-and not the program; a turn that a killed process left behind is resumed when its thread is opened again. What goes
-wrong in a turn is told in a line, and the conversation goes on.
+At a terminal with line editing; from a pipe line by line; with --say one turn and out. Ctrl-C stops
+the turn that runs and not the program; a turn that a killed process left behind is resumed when its
+thread is opened again. What goes wrong in a turn is told in a line, and the conversation goes on.
 """
 
 from __future__ import annotations
@@ -34,10 +35,18 @@ _THOUGHT_LINES = 20
 
 def run(words: list[str]) -> int:
     """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
-    parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists the commands.")
-    parser.add_argument("--thread", help="name of the conversation; one on record is resumed [a new one]")
-    parser.add_argument("--say", metavar="TEXT", help="send one message, or answer the pending question, and exit")
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
+    parser = Parser(
+        "chat", "Talk with a graph, turn by turn; /help at the prompt lists the commands."
+    )
+    parser.add_argument(
+        "--thread", help="name of the conversation; one on record is resumed [a new one]"
+    )
+    parser.add_argument(
+        "--say", metavar="TEXT", help="send one message, or answer the pending question, and exit"
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]"
+    )
     add_config(parser, RunConfig)
     arguments = parser.read(words)
     if arguments.dry_run and arguments.thread is None:
@@ -47,7 +56,8 @@ def run(words: list[str]) -> int:
         known = store.journal.find_trajectory(arguments.thread) if arguments.thread else None
         if known is not None and is_choice(known.graph):
             raise RunError(
-                f"Thread {known.thread_id!r} holds the result of --mode, not a run.", f"Take one: {known.thread_id}/0."
+                f"Thread {known.thread_id!r} holds the result of --mode, not a run.",
+                f"Take one: {known.thread_id}/0.",
             )
         before = known_config(store, known)
         config = config_from(arguments, RunConfig, "run", before)
@@ -112,39 +122,57 @@ class _Chat:
         return 1 if self._wrong and not self._screen.typed else 0
 
     def _resume_interrupted_turn(self) -> None:
-        """By other options only if the person wants it: what is on record answers what the old ones asked."""
+        """By other options only if the person wants it: what is on record answers what the old ones
+        asked.
+        """
         if self._session.as_before:
             self._output.say("Resuming the interrupted turn.", style="dim")
             self._safely(self._resume)
         else:
-            other = "The interrupted turn had other options; /resume continues it with the present ones."
+            other = (
+                "The interrupted turn had other options; /resume continues it with the present"
+                " ones."
+            )
             self._output.say(other, style="yellow")
 
     def _greet(self) -> None:
         known, thread = self._session.known, self._session.thread
         turns = f"{len(known.prompts)} turns" if known is not None else "new"
         if self._screen.typed:
-            self._output.say(f"{self._session.config.graph}, thread {thread} ({turns}). /help lists commands.", "dim")
+            self._output.say(
+                f"{self._session.config.graph}, thread {thread} ({turns}). /help lists commands.",
+                "dim",
+            )
 
     def _part(self) -> None:
         if self._screen.typed and self._session.known is not None:
-            self._output.say(f"Saved; `hrm-agent chat --thread {self._session.thread}` continues it.", style="dim")
+            self._output.say(
+                f"Saved; `hrm-agent chat --thread {self._session.thread}` continues it.",
+                style="dim",
+            )
 
     def _prompt(self) -> str:
         return "? " if self._session.questions() is not None else "> "
 
     def _safely(self, do: Any) -> None:
-        """Whatever a person can mend is told in a line; a turn that is stopped is kept as far as it went."""
+        """Whatever a person can mend is told in a line; a turn that is stopped is kept as far as it
+        went.
+        """
         try:
             do()
         except KeyboardInterrupt:
             if not self._screen.typed:
                 raise
-            self._output.say("Stopped; what was recorded is kept. Say something else, or /resume.", style="yellow")
+            self._output.say(
+                "Stopped; what was recorded is kept. Say something else, or /resume.",
+                style="yellow",
+            )
         except HrmError as error:
             self._complain(error)
             if self._session.cut_short:
-                self._output.say("What the turn did so far is kept; /resume continues it.", style="yellow")
+                self._output.say(
+                    "What the turn did so far is kept; /resume continues it.", style="yellow"
+                )
 
     def _complain(self, error: HrmError) -> None:
         self._wrong += 1
@@ -169,8 +197,12 @@ class _Chat:
         self._show(self._session.resume())
 
     def _answer(self, text: str) -> None:
-        """One question after the other, all answered together. At a breakpoint any line goes on, even an empty one."""
-        waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
+        """One question after the other, all answered together. At a breakpoint any line goes on,
+        even an empty one.
+        """
+        waits = [
+            asked for asked in self._session.questions() or () if asked.id not in self._answers
+        ]
         if waits and not text:
             return
         answer = value_of(text) if text else None
@@ -183,7 +215,9 @@ class _Chat:
         self._show(self._session.resume(given or answer))
 
     def _ask(self) -> None:
-        waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
+        waits = [
+            asked for asked in self._session.questions() or () if asked.id not in self._answers
+        ]
         for asked in waits[:1]:
             value = asked.value if isinstance(asked.value, str) else json_line(asked.value)
             self._output.result({"event": "question", "id": asked.id, "value": asked.value})
@@ -196,7 +230,9 @@ class _Chat:
         values = self._session.values
         thoughts = answer_thoughts(trajectory)
         thought = {REASONING: thoughts} if thoughts else {}
-        self._output.result({"event": "end", **header(trajectory), **thought, **source_data(values)})
+        self._output.result(
+            {"event": "end", **header(trajectory), **thought, **source_data(values)}
+        )
         self._wrong += trajectory.status is RunStatus.FAILED
         if trajectory.stop_reason is StopReason.INTERRUPT:
             self._answers = {}
@@ -214,4 +250,8 @@ class _Chat:
 
 def _as_shown(trajectory: Trajectory, values: Any) -> Trajectory:
     answer = trajectory.answer
-    return trajectory.model_copy(update={"answer": without_list(answer, values)}) if answer else trajectory
+    return (
+        trajectory.model_copy(update={"answer": without_list(answer, values)})
+        if answer
+        else trajectory
+    )

@@ -1,7 +1,8 @@
-"""What begins with a slash: looking at a conversation, and going another way, in the words of a person.
+"""What begins with a slash: looking at a conversation, and going another way, in the words of a
+person.
 
-Every one is a command of `hrm-agent` as well, for scripts: `history`, `fork`, `diff`, `show --sources`, `replay`,
-`resume`; `chat --thread T --say TEXT` goes on without a prompt.
+Every one is a command of `hrm-agent` as well, for scripts: `history`, `fork`, `diff`,
+`show --sources`, `replay`, `resume`; `chat --thread T --say TEXT` goes on without a prompt.
 """
 
 from __future__ import annotations
@@ -32,31 +33,47 @@ def obey(session: ChatSession, line: str) -> None:
     """Do what a line that begins with a slash says. Raises `HrmError` for what cannot be done."""
     name, *words = line.split()
     if name not in COMMANDS:
-        raise ConfigError(f"There is no command {name!r}.", nearest(name, COMMANDS) or "/help lists the commands.")
+        raise ConfigError(
+            f"There is no command {name!r}.", nearest(name, COMMANDS) or "/help lists the commands."
+        )
     usage, _, do = COMMANDS[name]
     most = usage.count("[")
     if len(words) > most:
-        raise ConfigError(f"{name} takes {most or 'no'} word{'s' * (most > 1)}: {usage}.", "/help says more.")
+        raise ConfigError(
+            f"{name} takes {most or 'no'} word{'s' * (most > 1)}: {usage}.", "/help says more."
+        )
     do(session, *words)
 
 
 def _help(session: ChatSession) -> None:
     output = session.screen.output
-    output.result({"event": "help", "commands": {usage: text for usage, text, _ in COMMANDS.values()}})
+    output.result(
+        {"event": "help", "commands": {usage: text for usage, text, _ in COMMANDS.values()}}
+    )
     for usage, text, _ in COMMANDS.values():
         output.say(f"  {usage:20} {text}")
-    output.say("Anything else is sent to the agent; begin with // to send a line that begins with a slash.")
+    output.say(
+        "Anything else is sent to the agent; begin with // to send a line that begins with a slash."
+    )
 
 
 def _history(session: ChatSession) -> None:
     found, output = session.history(), session.screen.output
-    output.result({"event": "history", "thread": found.thread_id, "moments": [moment_data(m) for m in found.lineage()]})
+    output.result(
+        {
+            "event": "history",
+            "thread": found.thread_id,
+            "moments": [moment_data(m) for m in found.lineage()],
+        }
+    )
     for text, style in _moment_lines(found):
         output.say(text, style=style)
 
 
 def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
-    """The way to where one stands, turn by turn, each moment with what ran and the node about to run."""
+    """The way to where one stands, turn by turn, each moment with what ran and the node about to
+    run.
+    """
     line, number = found.lineage(), 0
     prompts = found.trajectory.prompts if found.trajectory is not None else ()
     back = sum(moment.source == "input" for moment in line)
@@ -64,29 +81,43 @@ def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
         if moment.source == "input":
             said = prompts[number] if number < len(prompts) else ""
             yield (
-                f"turn {number + 1}  {' '.join(said.split())[:100]}  (/back {back - number} goes back to before it)",
+                (
+                    f"turn {number + 1}  {' '.join(said.split())[:100]}  (/back {back - number}"
+                    " goes back to before it)"
+                ),
                 "bold",
             )
             number += 1
         yield _moment_line(moment), ""
     for branch in found.branches:
         at = next((moment.index for moment in line if moment.checkpoint_id == branch.at), "?")
-        yield f"  fork at @{at}: {branch.history.thread_id}: {outcome_of(branch.history)[:80]}", "cyan"
+        yield (
+            f"  fork at @{at}: {branch.history.thread_id}: {outcome_of(branch.history)[:80]}",
+            "cyan",
+        )
 
 
 def _moment_line(moment: Moment) -> str:
     ran = ", ".join(dict.fromkeys(moment.ran.nodes)) or moment.source
     then = f"-> {', '.join(dict.fromkeys(moment.next))}" if moment.next else "end"
-    return "  ".join(part for part in (f"  @{moment.index:<4}", f"{ran:16}", facts_of(moment.ran), then) if part)
+    return "  ".join(
+        part for part in (f"  @{moment.index:<4}", f"{ran:16}", facts_of(moment.ran), then) if part
+    )
 
 
 def _back(session: ChatSession, where: str = "") -> None:
     if not where:
         _history(session)
-        where = session.screen.ask("how many turns back, or @MOMENT, or before:NODE (Enter stays): ")
+        where = session.screen.ask(
+            "how many turns back, or @MOMENT, or before:NODE (Enter stays): "
+        )
         if not where:
             return
-    at = session.turns_back(int(where)) if where.isdecimal() else session.history().select(where.removeprefix("@"))
+    at = (
+        session.turns_back(int(where))
+        if where.isdecimal()
+        else session.history().select(where.removeprefix("@"))
+    )
     session.fork(at)
     _stands(session, at)
 
@@ -103,7 +134,11 @@ def _stands(session: ChatSession, at: Moment | None) -> None:
     if at is None:
         output.say(f"At the beginning, on the new thread {session.thread}.", style="bold")
         return
-    before = f", before {', '.join(dict.fromkeys(at.next))}; /resume continues from there" if at.next else ""
+    before = (
+        f", before {', '.join(dict.fromkeys(at.next))}; /resume continues from there"
+        if at.next
+        else ""
+    )
     output.say(f"On the thread {session.thread}, at moment {at.index}{before}.", style="bold")
 
 
@@ -111,7 +146,11 @@ def _diff(session: ChatSession, a: str = "", b: str = "") -> None:
     found = session.history()
     if not a:
         origin = found.trajectory.forked_from if found.trajectory is not None else None
-        left = session.store.journal.find_trajectory(origin.trajectory_id) if origin is not None else None
+        left = (
+            session.store.journal.find_trajectory(origin.trajectory_id)
+            if origin is not None
+            else None
+        )
         before = session.turns_back(1)
         a = left.thread_id if left is not None else f"@{before.index if before is not None else 0}"
     sides = [_side(session, side) for side in (a, b or "@last")]
@@ -137,7 +176,10 @@ def _threads(session: ChatSession, name: str | None = None) -> None:
     if name is not None:
         if name != session.thread and store.journal.find_trajectory(name) is None:
             known = [found.thread_id for found in store.threads()]
-            raise RunError(f"There is no thread {name!r}. {nearest(name, known)}".strip(), "/threads lists them.")
+            raise RunError(
+                f"There is no thread {name!r}. {nearest(name, known)}".strip(),
+                "/threads lists them.",
+            )
         session.stand_on(name)
         output.result({"event": "stands", "thread": session.thread, "moment": None})
         output.say(f"On the thread {session.thread}.", style="bold")
@@ -147,21 +189,43 @@ def _threads(session: ChatSession, name: str | None = None) -> None:
         known = store.journal.headers("id = ?", (info.trajectory_id,))[0]
         said = " ".join(known.prompts[-1].split())[:60]
         here = "*" if known.thread_id == session.thread else ""
-        rows.append((here, known.thread_id, known.graph, known.status.value, len(known.prompts), said))
+        rows.append(
+            (here, known.thread_id, known.graph, known.status.value, len(known.prompts), said)
+        )
     columns = ("", "thread", "graph", "status", "turns", "said last")
-    output.result({"event": "threads", "threads": [dict(zip(columns[1:], row[1:], strict=True)) for row in rows]})
+    output.result(
+        {
+            "event": "threads",
+            "threads": [dict(zip(columns[1:], row[1:], strict=True)) for row in rows],
+        }
+    )
     output.table(columns, rows)
 
 
 def _replay(session: ChatSession) -> None:
-    """Play the thread again from the record: what was said, and whether the graph comes to the same."""
+    """Play the thread again from the record: what was said, and whether the graph comes to the
+    same.
+    """
     found, output = session.replay(), session.screen.output
-    lines = request_diff(session.store, found.divergence.asked, found.divergence.nearest) if found.divergence else []
-    output.result({"event": "replay", "verdict": found.verdict.value, "words": in_words(found), "difference": lines})
+    lines = (
+        request_diff(session.store, found.divergence.asked, found.divergence.nearest)
+        if found.divergence
+        else []
+    )
+    output.result(
+        {
+            "event": "replay",
+            "verdict": found.verdict.value,
+            "words": in_words(found),
+            "difference": lines,
+        }
+    )
     for prompt, end in zip(found.trajectory.prompts, ends_of(found.trajectory), strict=True):
         for text, style in turn_lines(prompt, end):
             output.say(text, style=style)
-    output.say(f"Replayed from the record, {found.checkpoints} moments: {in_words(found)}.", style="bold")
+    output.say(
+        f"Replayed from the record, {found.checkpoints} moments: {in_words(found)}.", style="bold"
+    )
     for line in lines:
         output.say(f"  {line}")
 
@@ -194,11 +258,27 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
         "compare two moments or threads; by default with the thread that this one was forked from",
         _diff,
     ),
-    "/sources": ("/sources [N]", "what the answer cites; with a number, the cited span in its text", _sources),
-    "/threads": ("/threads [NAME]", "list the threads of the store; with a name, switch to that thread", _threads),
+    "/sources": (
+        "/sources [N]",
+        "what the answer cites; with a number, the cited span in its text",
+        _sources,
+    ),
+    "/threads": (
+        "/threads [NAME]",
+        "list the threads of the store; with a name, switch to that thread",
+        _threads,
+    ),
     "/replay": ("/replay", "replay this thread from the record; no model is asked", _replay),
-    "/resume": ("/resume", "resume a turn that stopped or failed, or continue from where /back went", _resume),
+    "/resume": (
+        "/resume",
+        "resume a turn that stopped or failed, or continue from where /back went",
+        _resume,
+    ),
     "/help": ("/help", "this list", _help),
-    "/quit": ("/quit", "leave (also Ctrl-D); all is saved, and `chat --thread` continues it", _quit),
+    "/quit": (
+        "/quit",
+        "leave (also Ctrl-D); all is saved, and `chat --thread` continues it",
+        _quit,
+    ),
 }
 """Command -> how it is written, what it does."""

@@ -1,11 +1,12 @@
 """What a person sees of a turn while it runs, and how they are asked.
 
-On a terminal the answer grows in place above a line that says what runs; both go when the turn has ended, since what
-stands then is printed once, whole: a graph may have checked it, or taken it back. Elsewhere there is only the end, or
-with --json every event as a line.
+On a terminal the answer grows in place above a line that says what runs; both go when the turn has
+ended, since what stands then is printed once, whole: a graph may have checked it, or taken it back.
+Elsewhere there is only the end, or with --json every event as a line.
 
-What was typed is kept by readline as long as the program runs, and the turns of the thread are put before it. Nothing
-of it is written to a file: a store may be encrypted, and what was said stands in it.
+What was typed is kept by readline as long as the program runs, and the turns of the thread are put
+before it. Nothing of it is written to a file: a store may be encrypted, and what was said stands in
+it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from hrm_agent.langgraph_format import is_reserved
 
 __all__ = ["Screen"]
 
-_DOING = {"search": "searching", "page": "reading", "read": "reading", "fetch": "reading", "python": "running"}
+_DOING = {
+    "search": "searching",
+    "page": "reading",
+    "read": "reading",
+    "fetch": "reading",
+    "python": "running",
+}
 """Word in a tool's name -> what it does."""
 _TAG = re.compile(r"</?answer>|<[^<>]{0,16}$")
 _LINES_LEFT = 3
@@ -53,7 +60,9 @@ class Screen:
                 cast("Any", sys.stdin).reconfigure(errors="surrogateescape")
 
     def ask(self, prompt: str) -> str:
-        """The next line. Raises `EOFError` at the end, and `ConfigError` for one that is no text."""
+        """The next line. Raises `EOFError` at the end,
+        and `ConfigError` for one that is no text.
+        """
         if self.typed:
             line = input(prompt)
         else:
@@ -80,12 +89,19 @@ class Screen:
             yield
             return
         console = Console(highlight=False)
-        with Live(get_renderable=lambda: self._shown(console), console=console, transient=True, refresh_per_second=8):
+        with Live(
+            get_renderable=lambda: self._shown(console),
+            console=console,
+            transient=True,
+            refresh_per_second=8,
+        ):
             yield
 
     def on_chunk(self, around: tuple[str, ...], node: str, piece: AIMessageChunk) -> None:
         if piece.text:
-            self.output.result({"event": "chunk", "node": "/".join([*around, node]), "text": piece.text})
+            self.output.result(
+                {"event": "chunk", "node": "/".join([*around, node]), "text": piece.text}
+            )
         if not around and piece.id and piece.text:
             with self._lock:
                 text = self._texts.pop(piece.id, "") + piece.text  # the newest last
@@ -111,7 +127,9 @@ class Screen:
         with self._lock:
             text = for_terminal(_own(next(reversed(self._texts.values()), "")))
             status = for_terminal(self._status)
-        lines = Text(text).wrap(console, max(console.width - 1, 10))[-max(console.height - _LINES_LEFT, 1) :]
+        lines = Text(text).wrap(console, max(console.width - 1, 10))[
+            -max(console.height - _LINES_LEFT, 1) :
+        ]
         return Group(*lines, Text(status, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
@@ -123,9 +141,16 @@ def _own(text: str) -> str:
 
 def _asked(values: Any) -> list[str]:
     """The tools that an update's messages call for."""
-    messages: Any = cast("dict[str, Any]", values).get("messages") if isinstance(values, dict) else None
+    messages: Any = (
+        cast("dict[str, Any]", values).get("messages") if isinstance(values, dict) else None
+    )
     listed = cast("list[Any]", messages) if isinstance(messages, list) else [messages]
-    return [_of_tool(dict(call)) for message in listed if isinstance(message, AIMessage) for call in message.tool_calls]
+    return [
+        _of_tool(dict(call))
+        for message in listed
+        if isinstance(message, AIMessage)
+        for call in message.tool_calls
+    ]
 
 
 def _of_tool(call: dict[str, Any]) -> str:
@@ -138,7 +163,9 @@ def _of_tool(call: dict[str, Any]) -> str:
 
 
 def _readline(commands: Sequence[str]) -> Any:
-    """The line editor, which `input` uses once it is imported; None where Python was built without."""
+    """The line editor, which `input` uses once it is imported;
+    None where Python was built without.
+    """
     try:
         import readline
     except ImportError:
@@ -146,7 +173,9 @@ def _readline(commands: Sequence[str]) -> Any:
 
     readline.set_completer_delims(" ")
     readline.set_completer(_completer(commands))
-    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    readline.parse_and_bind(
+        "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
+    )
     return readline
 
 

@@ -1,8 +1,10 @@
-"""A conversation on a thread: says turns, goes back, forks. Knows the store and the runner, and no words of commands.
+"""A conversation on a thread: says turns, goes back, forks. Knows the store and the runner, and no
+words of commands.
 
-Where one stands is the newest moment of a thread. To stand elsewhere is to fork: the thread that is left stays as it
-is. One event loop lasts for the whole session, since an environment's connections belong to the loop that they were
-opened in; it runs while a turn does, and stands still at the prompt.
+Where one stands is the newest moment of a thread. To stand elsewhere is to fork: the thread that is
+left stays as it is. One event loop lasts for the whole session, since an environment's connections
+belong to the loop that they were opened in; it runs while a turn does, and stands still at the
+prompt.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ class ChatSession:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self._loop.run(self._open.aclose())
@@ -83,8 +88,8 @@ class ChatSession:
         return next(iter(self.store.journal.headers("thread_id = ?", (self.thread,))), None)
 
     def stand_on(self, thread: str, config: RunConfig | None = None) -> None:
-        """Go over to a thread, new or known, or back to one that was lost. Raises `RunError` where another process
-        talks on it.
+        """Go over to a thread, new or known, or back to one that was lost. Raises `RunError` where
+        another process talks on it.
 
         `config`: its options; None: those that it was run with, and for a new one the present ones.
         """
@@ -94,11 +99,14 @@ class ChatSession:
             return
         if known is None and _is_there(self.store, thread):
             raise RunError(
-                f"Thread {thread!r} has checkpoints but no recorded run: hrm-agent did not make it.",
+                f"Thread {thread!r} has checkpoints but no recorded run: hrm-agent did not"
+                " make it.",
                 f"Fork it first: `hrm-agent fork {thread} --graph GRAPH --name NAME`.",
             )
         if known is not None and config is None:
-            config = build_config(RunConfig, known_config(self.store, known), f"of thread {thread!r}")
+            config = build_config(
+                RunConfig, known_config(self.store, known), f"of thread {thread!r}"
+            )
         if thread == self.thread:
             self._held.close()
         held = ExitStack()
@@ -116,7 +124,8 @@ class ChatSession:
         """What another process has said meanwhile is seen before anything is added to it."""
         if self._is_lost:
             raise RunError(
-                f"Another process took over thread {self.thread!r} while this one was stopped or cut off.",
+                f"Another process took over thread {self.thread!r} while this one was stopped or"
+                " cut off.",
                 f"`/threads {self.thread}` goes on from where it stands now.",
             )
 
@@ -126,7 +135,8 @@ class ChatSession:
         if known is not None and file_named(config.graph) != file_named(known.graph):
             raise RunError(
                 f"Thread {self.thread!r} belongs to graph {known.graph!r}.",
-                f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
+                f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph"
+                f" {config.graph}`.",
             )
         self.as_before = known is None or _is_alike(self.store, self.thread, config)
         if self._runner is not None and config != self.config:
@@ -145,7 +155,9 @@ class ChatSession:
         return values_of(self.store, self.thread, self.config.graph)
 
     def questions(self) -> tuple[PendingInterrupt, ...] | None:
-        """What the thread waits for an answer to, none at a breakpoint; None where it does not wait."""
+        """What the thread waits for an answer to, none at a breakpoint; None where it does not
+        wait.
+        """
         known = self.known
         if known is None or known.stop_reason is not StopReason.INTERRUPT:
             return None
@@ -153,16 +165,24 @@ class ChatSession:
 
     @property
     def cut_short(self) -> bool:
-        """True if a turn was under way when its process ended; a fork that was not begun is none."""
+        """True if a turn was under way when its process ended;
+        a fork that was not begun is none.
+        """
         known = self.known
-        return known is not None and known.status is RunStatus.RUNNING and is_begun(self.store, known)
+        return (
+            known is not None and known.status is RunStatus.RUNNING and is_begun(self.store, known)
+        )
 
     @property
     def can_resume(self) -> bool:
-        """True if the newest turn is under way, or stopped before its end: by hand, by an error, or at a limit."""
+        """True if the newest turn is under way, or stopped before its end: by hand, by an error, or
+        at a limit.
+        """
         known = self.known
         open_ = (RunStatus.RUNNING, RunStatus.ABORTED, RunStatus.FAILED)
-        return known is not None and (known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT)
+        return known is not None and (
+            known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT
+        )
 
     # going on
 
@@ -171,7 +191,9 @@ class ChatSession:
         self._refuse_lost()
         known = self.known
         if known is None:
-            task = TaskRef(id=self.thread, family="chat", prompt=text, metadata=self.config.task_options())
+            task = TaskRef(
+                id=self.thread, family="chat", prompt=text, metadata=self.config.task_options()
+            )
             return self._turn(task)
         return self._turn(known.task, say=text)
 
@@ -189,14 +211,26 @@ class ChatSession:
         config = self.config
         refuse_unkept_options(task, self.thread, config)
         context = context_given(task, config)
-        episode = Episode(as_given(task, config), self.thread, graph=config.graph, seed=config.seed, context=context)
+        episode = Episode(
+            as_given(task, config),
+            self.thread,
+            graph=config.graph,
+            seed=config.seed,
+            context=context,
+        )
         screen = self.screen
         try:
             with self.store.lease(self.thread, COMMAND), screen.turn():
                 keep_options(self.store, self.thread, config)
                 runner = self._opened()
                 return self._loop.run(
-                    runner.run(episode, screen.on_update, on_chunk=screen.on_chunk, on_event=screen.on_event, **options)
+                    runner.run(
+                        episode,
+                        screen.on_update,
+                        on_chunk=screen.on_chunk,
+                        on_event=screen.on_event,
+                        **options,
+                    )
                 )
         except KeyboardInterrupt:
             self._stop()
@@ -206,13 +240,19 @@ class ChatSession:
         """A turn that was stopped by hand is not resumed by itself."""
         known = self.known
         if known is not None and known.status is RunStatus.RUNNING:
-            ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
+            ended = {
+                "status": RunStatus.ABORTED,
+                "stop_reason": StopReason.ABORTED,
+                "ended_at": time.time(),
+            }
             self.store.journal.write_trajectory(known.model_copy(update=ended))
 
     def _opened(self) -> EpisodeRunner:
         """The runner, with a policy and an environment, once something is said."""
         if self._runner is None:
-            backend = policy_for(self.config.policy, self.config.graph, stand_in=self.config.stand_in)
+            backend = policy_for(
+                self.config.policy, self.config.graph, stand_in=self.config.stand_in
+            )
             entered = self._open.enter_async_context(
                 EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
             )
@@ -220,9 +260,14 @@ class ChatSession:
         return self._runner
 
     def check(self, before: Mapping[str, Any]) -> None:
-        """Raise what is wrong with the options before anything is said; `before`: those of the thread on record."""
+        """Raise what is wrong with the options before anything is said; `before`: those of the
+        thread on record.
+        """
         if self.config.mode != "single":
-            raise ConfigError(f"A chat is a single run: --mode {self.config.mode} does not apply.", "Leave out --mode.")
+            raise ConfigError(
+                f"A chat is a single run: --mode {self.config.mode} does not apply.",
+                "Leave out --mode.",
+            )
         graph = load_graph(self.config.graph, self.config.configurable)
         if not takes_turns(graph):
             raise ConfigError(
@@ -230,7 +275,8 @@ class ChatSession:
                 f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
             )
         context = run_context(graph, self.config.context, self.config.graph)
-        if self.config.context != before.get("context"):  # else the record can be read without what it was made from
+        # else the record can be read without what it was made from
+        if self.config.context != before.get("context"):
             refuse_missing_index(context, self.config.context)
 
     # other ways
@@ -249,9 +295,12 @@ class ChatSession:
         if at is None:
             self.stand_on(name or new_name())
             return
-        (episode,) = fork_thread(self.store, self.thread, at.checkpoint_id, self.config, edit=Edit(), name=name)
+        (episode,) = fork_thread(
+            self.store, self.thread, at.checkpoint_id, self.config, edit=Edit(), name=name
+        )
         self.stand_on(episode.thread_id)
-        if not at.next and not at.questions:  # it stands at the end of a turn: say so on record; nothing is run
+        # it stands at the end of a turn: say so on record; nothing is run
+        if not at.next and not at.questions:
             self._turn(episode.task)
 
     def replay(self) -> Replay:

@@ -19,7 +19,10 @@ _STYLES = {"+": "green", "-": "red"}
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("diff", "Compare two threads, or two moments: where they diverged, and how their states differ.")
+    parser = Parser(
+        "diff",
+        "Compare two threads, or two moments: where they diverged, and how their states differ.",
+    )
     parser.add_argument("a", type=thread_name, help="THREAD, or THREAD@MOMENT (see `history`)")
     parser.add_argument("b", type=thread_name, help="THREAD, or THREAD@MOMENT, to compare with")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of both [{DEFAULT_STORE}]")
@@ -74,8 +77,14 @@ def _side(side: DiffSide) -> dict[str, Any]:
 
 def _data(found: ThreadDiff) -> dict[str, Any]:
     return {
-        "common": {"index": found.common.index, "checkpoint": found.common.checkpoint_id} if found.common else None,
+        "common": (
+            {"index": found.common.index, "checkpoint": found.common.checkpoint_id}
+            if found.common
+            else None
+        ),
         "a": _side(found.a),
         "b": _side(found.b),
-        "changes": [{"channel": c.channel, "part": c.part, "lines": c.lines} for c in found.changes],
+        "changes": [
+            {"channel": c.channel, "part": c.part, "lines": c.lines} for c in found.changes
+        ],
     }

@@ -1,7 +1,8 @@
-"""`hrm-agent fork`: other ways on from a moment of a thread, as one group; with --run they are gone at once.
+"""`hrm-agent fork`: other ways on from a moment of a thread, as one group; with --run they are gone
+at once.
 
-A fork keeps the options of the thread that it leaves, each with a seed of its own; flags change them. Whatever was
-forked is continued by `hrm-agent resume`, as any thread.
+A fork keeps the options of the thread that it leaves, each with a seed of its own; flags change
+them. Whatever was forked is continued by `hrm-agent resume`, as any thread.
 """
 
 from __future__ import annotations
@@ -45,33 +46,57 @@ _COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
 
 def run(words: list[str]) -> int:
     """0; with --run 1 if every fork failed."""
-    parser = Parser("fork", "Branch off from a moment of a thread: one or several new threads, as one group.")
+    parser = Parser(
+        "fork", "Branch off from a moment of a thread: one or several new threads, as one group."
+    )
     parser.add_argument("thread", help="id of a thread, or of its trajectory")
     parser.add_argument(
-        "--at", default="last", metavar="MOMENT", help="see `history`: 3, before:NODE, after:NODE [last]"
+        "--at",
+        default="last",
+        metavar="MOMENT",
+        help="see `history`: 3, before:NODE, after:NODE [last]",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="CHANNEL=JSON", help="new value of a state channel"
+        "--set",
+        action="append",
+        default=[],
+        metavar="CHANNEL=JSON",
+        help="new value of a state channel",
     )
     parser.add_argument(
-        "--message", action="append", default=[], metavar="ID=TEXT", help="new text of a message, by its id or index"
+        "--message",
+        action="append",
+        default=[],
+        metavar="ID=TEXT",
+        help="new text of a message, by its id or index",
     )
-    parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="new result of a tool call")
     parser.add_argument(
-        "--edit", metavar="FILE", help="the edit as JSON: messages, tools, values, as_node; `-` reads standard input"
+        "--tool", action="append", default=[], metavar="ID=TEXT", help="new result of a tool call"
     )
     parser.add_argument(
-        "--as-node", metavar="NODE", help="node that the edit is attributed to [those that led to the moment]"
+        "--edit",
+        metavar="FILE",
+        help="the edit as JSON: messages, tools, values, as_node; `-` reads standard input",
+    )
+    parser.add_argument(
+        "--as-node",
+        metavar="NODE",
+        help="node that the edit is attributed to [those that led to the moment]",
     )
     parser.add_argument("--count", type=int, default=1, help="number of forks [1]")
     parser.add_argument("--name", help="name of the group [THREAD/fork-1 and so on]")
     parser.add_argument("--run", action="store_true", help="run them now")
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]"
+    )
     add_config(parser, RunConfig)
     arguments = parser.read(words)
     in_file = _edit_in_file(arguments.edit) if arguments.edit is not None else Edit()
     edit = Edit(
-        values={**in_file.values, **{name: _json(text, name) for name, text in _pairs(arguments.set, "--set")}},
+        values={
+            **in_file.values,
+            **{name: _json(text, name) for name, text in _pairs(arguments.set, "--set")},
+        },
         messages={**in_file.messages, **dict(_pairs(arguments.message, "--message"))},
         tools={**in_file.tools, **dict(_pairs(arguments.tool, "--tool"))},
         as_node=arguments.as_node or in_file.as_node,
@@ -87,8 +112,12 @@ def run(words: list[str]) -> int:
             config = config.model_copy(update={"graph": ""})
     with existing_store(arguments.store, config.allowed_types, writes=True) as store:
         if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
-            history(store, arguments.thread, branches=False)  # a thread that is not there is told first
-            raise RunError("The graph of this thread is not recorded.", "Name it: --graph package.module:attribute.")
+            # a thread that is not there is told first
+            history(store, arguments.thread, branches=False)
+            raise RunError(
+                "The graph of this thread is not recorded.",
+                "Name it: --graph package.module:attribute.",
+            )
         options = {"edit": edit, "count": arguments.count, "name": arguments.name}
         episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
         if not arguments.run:
@@ -107,7 +136,9 @@ def is_begun(store: RunStore, known: Trajectory) -> bool:
     return newest.checkpoint_id != known.forked_from.checkpoint_id and newest.source != "update"
 
 
-def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
+def fork_thread(
+    store: RunStore, thread: str, at: str, config: RunConfig, **options: Any
+) -> list[Episode]:
     """Fork under the options of `config`, and keep them with each fork."""
     known = store.journal.find_trajectory(thread)
     _refuse_choice(known, config)
@@ -140,17 +171,23 @@ def _with_options(task: TaskRef, config: RunConfig) -> TaskRef:
 def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
     if known is not None and is_choice(known.graph):
         raise RunError(
-            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in its runs.",
+            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in"
+            " its runs.",
             f"Fork one of the runs, such as {known.thread_id}/0.",
         )
     if config.mode != "single":
         raise ConfigError(
-            f"A fork is a single run: --mode {config.mode} does not apply.", "Leave out --mode; see --count."
+            f"A fork is a single run: --mode {config.mode} does not apply.",
+            "Leave out --mode; see --count.",
         )
 
 
 def run_forks(
-    store: RunStore, config: RunConfig, episodes: list[Episode], output: Output, answer: Any = NO_ANSWER
+    store: RunStore,
+    config: RunConfig,
+    episodes: list[Episode],
+    output: Output,
+    answer: Any = NO_ANSWER,
 ) -> list[Trajectory]:
     """Run the forks side by side; one alone is shown node by node."""
     for episode in episodes:
@@ -179,10 +216,15 @@ def _edit_in_file(name: str) -> Edit:
             f"--edit {name}: {error.strerror or error}.", "Name a file, or - for standard input."
         ) from error
     except ValueError as error:
-        raise ConfigError(f"--edit {name}: {in_a_line(error)}.", f"Write it as {_EDIT_FORM}.") from error
+        raise ConfigError(
+            f"--edit {name}: {in_a_line(error)}.", f"Write it as {_EDIT_FORM}."
+        ) from error
 
 
-_EDIT_FORM = '{"messages": {"ID": "TEXT"}, "tools": {"ID": "TEXT"}, "values": {"CHANNEL": JSON}, "as_node": null}'
+_EDIT_FORM = (
+    '{"messages": {"ID": "TEXT"}, "tools": {"ID": "TEXT"}, "values": {"CHANNEL": JSON}, "as_node":'
+    " null}"
+)
 
 
 class _EditFile(BaseModel):
@@ -193,7 +235,9 @@ class _EditFile(BaseModel):
     as_node: str | None = None
 
     def edit(self) -> Edit:
-        return Edit(values=self.values, messages={**self.messages}, tools=self.tools, as_node=self.as_node)
+        return Edit(
+            values=self.values, messages={**self.messages}, tools=self.tools, as_node=self.as_node
+        )
 
 
 def _pairs(given: list[str], flag: str) -> list[tuple[str, str]]:
@@ -211,7 +255,8 @@ def _json(text: str, name: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"--set {name}: {text!r} is not JSON: {error}.", f"Quote a text: --set '{name}=\"{text}\"'."
+            f"--set {name}: {text!r} is not JSON: {error}.",
+            f"Quote a text: --set '{name}=\"{text}\"'.",
         ) from error
 
 
@@ -224,9 +269,13 @@ def _say_what_next(output: Output, episodes: list[Episode], where: str) -> None:
 
 def _conclude(output: Output, trajectories: list[Trajectory], thread: str, where: str) -> None:
     group = trajectories[0].group_id
-    output.result({"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]})
+    output.result(
+        {"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]}
+    )
     output.table(
-        _COLUMNS, [tuple(_summary(trajectory).values()) for trajectory in trajectories], title=f"Group {group}"
+        _COLUMNS,
+        [tuple(_summary(trajectory).values()) for trajectory in trajectories],
+        title=f"Group {group}",
     )
     output.say(f"\nNext:\n  hrm-agent history {thread} --store {where}")
 

@@ -26,22 +26,29 @@ _STARTUP = Path(hook.__file__).with_name("startup")
 def run(words: list[str]) -> int:
     """The program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
-    parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
+    parser = Parser(
+        "record", "Run a program, and record every LangGraph graph that it and its children invoke."
+    )
     parser.usage = "hrm-agent record [OPTIONS] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     parser.add_argument(
         "--draws",
         action="store_true",
-        help="also what nodes take from the clock, uuid4 and random, for a replay; nodes then draw from generators "
-        "of their own",
+        help=(
+            "also what nodes take from the clock, uuid4 and random, for a replay; nodes then draw"
+            " from generators of their own"
+        ),
     )
     add_own_types(parser)
     hint = "Put the program after two hyphens: `hrm-agent record -- python theirs.py`."
     arguments, command = parser.read(words[:at], surplus=hint), words[at + 1 :]
     if not command:
         raise ConfigError("Which program?", hint)
-    open_store(arguments.store).close()  # what is wrong with it is told here, and not in the midst of the program
-    return _run(command, _environment(arguments.store, allowed_names(arguments), draws=arguments.draws))
+    # what is wrong with it is told here, and not in the midst of the program
+    open_store(arguments.store).close()
+    return _run(
+        command, _environment(arguments.store, allowed_names(arguments), draws=arguments.draws)
+    )
 
 
 def _environment(store: str, allow: Sequence[str], *, draws: bool) -> dict[str, str]:

@@ -1,7 +1,9 @@
-"""`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they are now.
+"""`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they
+are now.
 
-No model is loaded and no sandbox is started, except where `--live-after` continues with a policy. With `--check` it is
-a regression test of the graphs: every run of a store that has ended, and exit code 1 if one comes to something else.
+No model is loaded and no sandbox is started, except where `--live-after` continues with a policy.
+With `--check` it is a regression test of the graphs: every run of a store that has ended, and exit
+code 1 if one comes to something else.
 """
 
 from __future__ import annotations
@@ -36,25 +38,41 @@ __all__ = ["in_words", "run"]
 _MOST_SHOWN = 20
 """So many ignored differences are listed."""
 _OTHER_SOURCES = (
-    "`hrm_agent.draws.drawn` records what it is given, from `secrets`, `os.urandom`, numpy or a monotonic clock; one "
-    "PYTHONHASHSEED for the run and its replay keeps the order of sets."
+    "`hrm_agent.draws.drawn` records what it is given, from `secrets`, `os.urandom`, numpy or a"
+    " monotonic clock; one PYTHONHASHSEED for the run and its replay keeps the order of sets."
 )
 
 
 def run(words: list[str]) -> int:
-    """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that went on failed."""
+    """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that
+    went on failed.
+    """
     parser = Parser(
         "replay",
-        "Replay stored runs from their recorded answers, with the graphs as they are now. No model is asked and no "
-        "tool is run. The nodes' own code runs again, with what it does outside: files, connections, processes.",
+        "Replay stored runs from their recorded answers, with the graphs as they are now. No model"
+        " is asked and no tool is run. The nodes' own code runs again, with what it does outside:"
+        " files, connections, processes.",
     )
-    parser.add_argument("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
-    parser.add_argument("--check", metavar="STORE", help="replay every finished run of a store or a run folder")
-    parser.add_argument("--run", metavar="RUN", help="with --check: only the trajectories of this run")
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the trajectory [{DEFAULT_STORE}]")
-    parser.add_argument("--graph", help="another graph, as package.module:attribute [the recorded one, as it is now]")
     parser.add_argument(
-        "--live-after", action="store_true", help="where it asks something new, continue with a policy on a new thread"
+        "trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread"
+    )
+    parser.add_argument(
+        "--check", metavar="STORE", help="replay every finished run of a store or a run folder"
+    )
+    parser.add_argument(
+        "--run", metavar="RUN", help="with --check: only the trajectories of this run"
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store of the trajectory [{DEFAULT_STORE}]"
+    )
+    parser.add_argument(
+        "--graph",
+        help="another graph, as package.module:attribute [the recorded one, as it is now]",
+    )
+    parser.add_argument(
+        "--live-after",
+        action="store_true",
+        help="where it asks something new, continue with a policy on a new thread",
     )
     parser.add_argument(
         "--no-effects",
@@ -67,25 +85,38 @@ def run(words: list[str]) -> int:
         default=[],
         type=IgnoredPath.parse,
         metavar="PATH",
-        help="differences at this path are told and do not count: messages[*].additional_kwargs.x, "
-        "request.messages[0].content; may be given several times",
+        help=(
+            "differences at this path are told and do not count: messages[*].additional_kwargs.x, "
+            "request.messages[0].content; may be given several times"
+        ),
     )
-    parser.add_argument("--policy", help="with --live-after: the policy that answers [the recorded policy]")
+    parser.add_argument(
+        "--policy", help="with --live-after: the policy that answers [the recorded policy]"
+    )
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
     parser.add_argument(
-        "--isolation", type=parse_isolation, help="with --live-after: the lowest isolation that is accepted [L2]"
+        "--isolation",
+        type=parse_isolation,
+        help="with --live-after: the lowest isolation that is accepted [L2]",
     )
-    parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
+    parser.add_argument(
+        "--environment", help="with --live-after: where model-written code runs [this machine]"
+    )
     add_graph_options(parser)
     add_own_types(parser)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     if (arguments.trajectory is None) is (arguments.check is None):
-        raise ConfigError("Which run?", "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.")
+        raise ConfigError(
+            "Which run?",
+            "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.",
+        )
     _refuse_idle(arguments)
     if arguments.check is not None:
         return _check(arguments, output)
-    with existing_store(arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)) as store:
+    with existing_store(
+        arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)
+    ) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
         found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
@@ -94,21 +125,35 @@ def run(words: list[str]) -> int:
 
 
 def _refuse_idle(arguments: Any) -> None:
-    """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of one run."""
-    live = {name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")}
-    idle = [] if arguments.live_after else [(name, "--live-after") for name, given in live.items() if given]
+    """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of
+    one run.
+    """
+    live = {
+        name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")
+    }
+    idle = (
+        []
+        if arguments.live_after
+        else [(name, "--live-after") for name, given in live.items() if given]
+    )
     idle += [("run", "--check")] if arguments.run and arguments.check is None else []
     if idle:
-        raise ConfigError(f"--{idle[0][0]} needs {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
-    if arguments.live_after and (name := secret_in({**arguments.configurable, **arguments.context})) is not None:
         raise ConfigError(
-            f"The option {name!r} is named like a secret, or holds an address with a password: what --live-after "
-            "continues is recorded.",
+            f"--{idle[0][0]} needs {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out."
+        )
+    if (
+        arguments.live_after
+        and (name := secret_in({**arguments.configurable, **arguments.context})) is not None
+    ):
+        raise ConfigError(
+            f"The option {name!r} is named like a secret, or holds an address with a password: what"
+            " --live-after continues is recorded.",
             "Let the graph read it from an environment variable.",
         )
     if arguments.check is not None and arguments.live_after:
         raise ConfigError(
-            "--check cannot be combined with --live-after.", "Name one run to continue: `hrm-agent replay RUN`."
+            "--check cannot be combined with --live-after.",
+            "Name one run to continue: `hrm-agent replay RUN`.",
         )
 
 
@@ -141,8 +186,12 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
 
 @asynccontextmanager
-async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> AsyncGenerator[EpisodeRunner]:
-    """What a run continues with: the recorded policy and sampling, where nothing else is asked for."""
+async def _runner(
+    store: RunStore, trajectory: Trajectory, arguments: Any
+) -> AsyncGenerator[EpisodeRunner]:
+    """What a run continues with: the recorded policy and sampling,
+    where nothing else is asked for.
+    """
     graph = arguments.graph or trajectory.graph
     name = arguments.policy or policy_of_record(trajectory)
     sampling = _recorded_sampling(trajectory)
@@ -152,18 +201,32 @@ async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> As
 
 
 def _recorded_sampling(trajectory: Trajectory) -> Sampling:
-    """The newest call's temperature and top-p, and the highest limit; our defaults for what no request named."""
-    used = [held for call in trajectory.calls if (held := call.sampling or call.sampling_sent) is not None]
+    """The newest call's temperature and top-p, and the highest limit; our defaults for what no
+    request named.
+    """
+    used = [
+        held
+        for call in trajectory.calls
+        if (held := call.sampling or call.sampling_sent) is not None
+    ]
     if not used:
         return Sampling()
     limits = [one.max_tokens for one in used if one.max_tokens is not None]
-    said = {"temperature": used[-1].temperature, "top_p": used[-1].top_p, "max_tokens": max(limits, default=None)}
-    return Sampling.model_validate({name: value for name, value in said.items() if value is not None})
+    said = {
+        "temperature": used[-1].temperature,
+        "top_p": used[-1].top_p,
+        "max_tokens": max(limits, default=None),
+    }
+    return Sampling.model_validate(
+        {name: value for name, value in said.items() if value is not None}
+    )
 
 
 def _show(store: RunStore, found: Replay, output: Output) -> None:
     lines = _difference(store, found)
-    output.result({**_row(found), "difference": lines, "live": found.live.id if found.live else None})
+    output.result(
+        {**_row(found), "difference": lines, "live": found.live.id if found.live else None}
+    )
     output.table(
         ("trajectory", found.trajectory.id),
         [
@@ -184,7 +247,9 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         output.say(f"{found.unused} recorded answers were not used.")
     if found.live is not None:
         said = found.live.error or found.live.answer or "no answer"
-        output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
+        output.say(
+            f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}"
+        )
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
 
 
@@ -206,14 +271,14 @@ def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
     looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
-            f"{looks}: none is on record. Record the next run with them, `hrm-agent record --draws -- COMMAND` (or "
-            "HRM_AGENT_DRAWS=1, or record(..., draws=True)). Where that was done, it is from a source that is not "
-            f"recorded by itself: {_OTHER_SOURCES} For this run, --ignore leaves a part out, such as "
-            "request.messages[0].content."
+            f"{looks}: none is on record. Record the next run with them, `hrm-agent record --draws"
+            " -- COMMAND` (or HRM_AGENT_DRAWS=1, or record(..., draws=True)). Where that was done,"
+            f" it is from a source that is not recorded by itself: {_OTHER_SOURCES} For this run,"
+            " --ignore leaves a part out, such as request.messages[0].content."
         )
     return (
-        f"{looks}, from a source that is not recorded by itself: {_OTHER_SOURCES} Or leave it out by --ignore, such as "
-        "request.messages[0].content."
+        f"{looks}, from a source that is not recorded by itself: {_OTHER_SOURCES} Or leave it out"
+        " by --ignore, such as request.messages[0].content."
     )
 
 
@@ -236,7 +301,11 @@ def _say_effects(effects: Sequence[Effect], output: Output, *, refused: bool) ->
 def _difference(store: RunStore, found: Replay) -> list[str]:
     if found.divergence is not None:
         return request_diff(store, found.divergence.asked, found.divergence.nearest)
-    return [line for change in found.changes for line in (f"{change.channel} {change.part}".rstrip(), *change.lines)]
+    return [
+        line
+        for change in found.changes
+        for line in (f"{change.channel} {change.part}".rstrip(), *change.lines)
+    ]
 
 
 def in_words(found: Replay) -> str:
@@ -245,7 +314,11 @@ def in_words(found: Replay) -> str:
         return f"refused: node {found.effects[0].node}: it {found.effects[0].what}"
     if found.divergence is not None:
         what = "runs a tool" if found.divergence.asked.tool_call is not None else "asks the model"
-        new = "differently than recorded" if found.divergence.nearest is not None else "where the record has nothing"
+        new = (
+            "differently than recorded"
+            if found.divergence.nearest is not None
+            else "where the record has nothing"
+        )
         return f"step {found.divergence.step}, node {found.divergence.node}: it {what} {new}"
     if found.equal:
         counts = ((found.renamed_ids, "generated id"), (len(found.ignored), "ignored difference"))
@@ -253,7 +326,11 @@ def in_words(found: Replay) -> str:
         return "equal" + (f", apart from {' and '.join(apart)}" if apart else ", byte for byte")
     where = ", ".join(f"{change.channel} {change.part}".rstrip() for change in found.changes)
     since = f" from step {found.step} on" if found.step is not None else ""
-    differs = f"step {found.step} differs: {where}" if found.on_the_way else f"the state differs{since}: {where}"
+    differs = (
+        f"step {found.step} differs: {where}"
+        if found.on_the_way
+        else f"the state differs{since}: {where}"
+    )
     return "; ".join(part for part in (found.ended, differs if where else "") if part)
 
 
@@ -282,12 +359,17 @@ def _row(found: Replay) -> dict[str, Any]:
 
 
 def _refuse_thread(where: str) -> None:
-    if "://" in where or Path(where).exists() or Path(where).suffix == ".db" or len(Path(where).parts) > 1:
+    if (
+        "://" in where
+        or Path(where).exists()
+        or Path(where).suffix == ".db"
+        or len(Path(where).parts) > 1
+    ):
         return  # opening the path reports it
     raise ConfigError(
         f"There is no store at {where}.",
-        "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "
-        f"`hrm-agent replay {where}`, with --store STORE where it is not in {DEFAULT_STORE}.",
+        "--check takes a store or a run folder, and replays all of it; one run alone is replayed"
+        f" by `hrm-agent replay {where}`, with --store STORE where it is not in {DEFAULT_STORE}.",
     )
 
 
@@ -319,12 +401,17 @@ def _check(arguments: Any, output: Output) -> int:
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
-                if not drawn and found is not None and _may_be_drawn(found, _difference(store, found)):
+                if (
+                    not drawn
+                    and found is not None
+                    and _may_be_drawn(found, _difference(store, found))
+                ):
                     drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
         if not checked:  # a test of nothing is not passed
             of_run = f" of the run {run_id!r}" if run_id else ""
             raise RunError(
-                f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
+                f"{store.url} has no trajectory{of_run} that has ended.",
+                f"`hrm-agent history --store {store.url}`",
             )
     told = {
         **counts,
@@ -338,21 +425,34 @@ def _check(arguments: Any, output: Output) -> int:
     for what in not_compared[:_MOST_SHOWN]:
         output.say(f"Not compared: {what}.")
     if len(not_compared) > _MOST_SHOWN:
-        output.say(f"Not compared: something of {len(not_compared) - _MOST_SHOWN} more runs (--json lists it).")
+        output.say(
+            f"Not compared: something of {len(not_compared) - _MOST_SHOWN} more runs (--json lists"
+            " it)."
+        )
     _say_ignored([*ignored], sorted(unmatched), output)
     _say_effects([*again], output, refused=arguments.no_effects)
     if drawn:
         output.say(drawn)
     apart = f", apart from {renamed} generated id{'s' * (renamed != 1)}" if renamed else ""
-    output.say(f"{checked} run{'s' * (checked != 1)} replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
+    output.say(
+        f"{checked} run{'s' * (checked != 1)} replayed, {checked - len(rows)} equal{apart},"
+        f" {len(rows)} not"
+    )
     return 1 if rows else 0
 
 
-def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> tuple[dict[str, Any], Replay | None]:
+def _row_of(
+    store: RunStore, header: Trajectory, options: dict[str, Any]
+) -> tuple[dict[str, Any], Replay | None]:
     """A run that cannot be replayed is no reason to leave out the others."""
     try:
         found = replay(store, header.id, **options)
         return _row(found), found
     except HrmError as error:
-        row = {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}
+        row = {
+            "trajectory": header.id,
+            "thread": header.thread_id,
+            "verdict": "error",
+            "words": str(error),
+        }
         return row, None

@@ -1,6 +1,7 @@
 """`hrm-agent resume`: continues a run folder, or one thread of a store, as it was started.
 
-A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a thread of its own.
+A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -38,23 +39,37 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("resume", "Continue an interrupted run as it was started; what is recorded is not run again.")
+    parser = Parser(
+        "resume",
+        "Continue an interrupted run as it was started; what is recorded is not run again.",
+    )
     parser.add_argument("run", nargs="?", help="a run folder, or the id of a thread of --store")
     parser.add_argument(
-        "--all", action="store_true", help="every thread of --store that was under way when its process ended"
+        "--all",
+        action="store_true",
+        help="every thread of --store that was under way when its process ended",
     )
-    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
-    parser.add_argument("--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)")
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]"
+    )
+    parser.add_argument(
+        "--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)"
+    )
     parser.add_argument(
         "--answer",
         nargs="?",
         const=None,
         default=NO_ANSWER,
         metavar="VALUE",
-        help="answer to a pending question, as JSON or text; without a value: continue past a breakpoint",
+        help=(
+            "answer to a pending question, as JSON or text; without a value: continue past a"
+            " breakpoint"
+        ),
     )
     add_own_types(parser)
-    parser.add_argument("--graph", help="of a thread: the graph to continue with, as package.module:attribute")
+    parser.add_argument(
+        "--graph", help="of a thread: the graph to continue with, as package.module:attribute"
+    )
     add_graph_options(parser, "of a thread: ")
     parser.add_argument("--recursion-limit", type=int, help="of a thread: most steps from here on")
     arguments = parser.read(words)
@@ -64,7 +79,9 @@ def run(words: list[str]) -> int:
     answer, allow = value_of(arguments.answer), list[str](arguments.allow)
     if arguments.at is not None:
         return _from_moment(arguments, output, answer, allow)
-    given = any(getattr(arguments, name) for name in ("graph", "configurable", "context", "recursion_limit"))
+    given = any(
+        getattr(arguments, name) for name in ("graph", "configurable", "context", "recursion_limit")
+    )
     if folder.is_dir() and answer is NO_ANSWER and not given:
         return _COMMANDS[_command(folder)](folder, output, allow)
     return _thread(arguments, output, answer, allow)
@@ -83,13 +100,19 @@ def value_of(text: Any) -> Any:
 def _command(folder: Path) -> str:
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise RunError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/.")
+        raise RunError(
+            f"{folder} is not a run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/."
+        )
     try:
         command = str(tomllib.loads(path.read_text(encoding="utf-8")).get(COMMAND_KEY))
     except ValueError as error:
-        raise RunError(f"{path} cannot be read: {error}.", "Start a new run in another folder.") from error
+        raise RunError(
+            f"{path} cannot be read: {error}.", "Start a new run in another folder."
+        ) from error
     if command not in _COMMANDS:
-        raise RunError(f"{path} belongs to {command!r}, which cannot be resumed.", nearest(command, _COMMANDS))
+        raise RunError(
+            f"{path} belongs to {command!r}, which cannot be resumed.", nearest(command, _COMMANDS)
+        )
     return command
 
 
@@ -100,7 +123,11 @@ def _config(model: type[Config], folder: Path, command: str, allow: list[str]) -
 
 def _allowing(values: dict[str, Any], allow: list[str]) -> dict[str, Any]:
     """Options on record, with further types that the states may hold."""
-    return {**values, "allow": [*dict.fromkeys([*values.get("allow", ()), *allow])]} if allow else values
+    return (
+        {**values, "allow": [*dict.fromkeys([*values.get("allow", ()), *allow])]}
+        if allow
+        else values
+    )
 
 
 def _collect(folder: Path, output: Output, allow: list[str]) -> int:
@@ -151,12 +178,20 @@ _COMMANDS: dict[str, Resume] = {
 
 
 def _all(arguments: Namespace) -> int:
-    """Resume each thread. The exit code: 1 if a run failed or could not be resumed, which does not stop the others."""
-    given = [name for name in ("at", "graph", "configurable", "context", "recursion_limit") if getattr(arguments, name)]
+    """Resume each thread. The exit code: 1 if a run failed or could not be resumed, which does not
+    stop the others.
+    """
+    given = [
+        name
+        for name in ("at", "graph", "configurable", "context", "recursion_limit")
+        if getattr(arguments, name)
+    ]
     given += ["answer"] if arguments.answer is not NO_ANSWER else []
     if not arguments.all:
         raise ConfigError(
-            "Which run?", "`hrm-agent resume RUN`; or `hrm-agent resume --all` for all that a store has under way."
+            "Which run?",
+            "`hrm-agent resume RUN`; or `hrm-agent resume --all` for all that a store has under"
+            " way.",
         )
     if arguments.run is not None or given:
         what = arguments.run or f"--{given[0].replace('_', '-').replace('configurable', 'config')}"
@@ -169,7 +204,10 @@ def _all(arguments: Namespace) -> int:
 
     output, where, failed = Output(as_json=arguments.json), str(arguments.store), dict[str, str]()
     with existing_store(where) as store:
-        left = [known.thread_id for known in store.journal.headers("status = ?", (RunStatus.RUNNING.value,))]
+        left = [
+            known.thread_id
+            for known in store.journal.headers("status = ?", (RunStatus.RUNNING.value,))
+        ]
     with asyncio.Runner() as loop:
         for thread in left:
             with existing_store(where) as store:
@@ -183,7 +221,9 @@ def _all(arguments: Namespace) -> int:
                 ended = _run_quietly(thread, where, list[str](arguments.allow), loop)
             except HrmError as error:
                 failed[thread] = " ".join(str(error).split())
-                output.result({"event": "error", "thread": thread, "error": error.message, "hint": error.hint})
+                output.result(
+                    {"event": "error", "thread": thread, "error": error.message, "hint": error.hint}
+                )
                 output.say(f"{thread}  not resumed: {failed[thread]}", style="red")
                 continue
             if ended.status is RunStatus.FAILED:
@@ -208,25 +248,36 @@ def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
         return f"it belongs to the run {now.run_id}, which `hrm-agent resume FOLDER` continues"
     if kept_elsewhere(now) is not None and now.thread_id not in store.threads_with_checkpoints():
         return "its program keeps the checkpoints"
-    return "" if begun else f"it is a fork that was not begun, `hrm-agent resume {now.thread_id}` runs it"
+    return (
+        ""
+        if begun
+        else f"it is a fork that was not begun, `hrm-agent resume {now.thread_id}` runs it"
+    )
 
 
 def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner) -> Trajectory:
     from hrm_agent.cli.runs.run import run_thread
 
     config, trajectory, options = _on_record(thread, where, NO_ANSWER, allow)
-    return run_thread(config, trajectory.task, trajectory.thread_id, where, **options, loop=loop).trajectory
+    return run_thread(
+        config, trajectory.task, trajectory.thread_id, where, **options, loop=loop
+    ).trajectory
 
 
 def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
-    """List the threads that wait for a person: for an answer, or, besides the `tried`, for another attempt."""
+    """List the threads that wait for a person: for an answer, or, besides the `tried`, for another
+    attempt.
+    """
     with existing_store(where) as store:
         stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
         failed = store.journal.headers("status = ?", (RunStatus.FAILED.value,))
     waiting = [known.thread_id for known in stopped if known.stop_reason is StopReason.INTERRUPT]
     output.result({"event": "waiting", "threads": waiting})
     for thread in waiting:
-        output.say(f"{thread}  waits: `hrm-agent resume {thread} --answer VALUE --store {where}`", style="yellow")
+        output.say(
+            f"{thread}  waits: `hrm-agent resume {thread} --answer VALUE --store {where}`",
+            style="yellow",
+        )
     failed += [known for known in stopped if known.stop_reason is StopReason.RECURSION_LIMIT]
     again = [known for known in failed if known.thread_id not in tried and not known.run_id]
     output.result({"event": "stopped", "threads": [known.thread_id for known in again]})
@@ -240,13 +291,17 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
 
     where = str(arguments.store)
     config, trajectory, options = _on_record(str(arguments.run), where, answer, allow, arguments)
-    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer, **options)
+    return run_task(
+        config, trajectory.task, trajectory.thread_id, where, output, answer=answer, **options
+    )
 
 
 def _on_record(
     thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
 ) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
-    """Options of a thread, with those that are given now; its record; further arguments of `run_thread`."""
+    """Options of a thread, with those that are given now; its record; further arguments of
+    `run_thread`.
+    """
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config
 
     with existing_store(where) as store:
@@ -257,32 +312,47 @@ def _on_record(
     if not kept and not trajectory.run_id and not recorded:
         raise RunError(
             f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
-            f"Fork it with the options you want: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
+            f"Fork it with the options you want: `hrm-agent fork {thread} --run`, with --graph,"
+            " --policy and so on.",
         )
     if not kept and answer is NO_ANSWER and not recorded:
         raise RunError(
-            f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
-            f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
+            f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did"
+            " not start.",
+            "Resume the whole run: `hrm-agent resume"
+            f" {Path(where).parent if Path(where).is_file() else where}`.",
         )
     given, unrecorded = _given_now(arguments, values) if arguments is not None else ({}, {})
     config = build_config(RunConfig, _allowing({**values, **given}, allow), f"of thread {thread!r}")
     return config, trajectory, {"unrecorded": unrecorded, "changed": given}
 
 
-def _given_now(arguments: Namespace, kept: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Options that replace those on record, and secrets, which are given to the graph and not recorded."""
+def _given_now(
+    arguments: Namespace, kept: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options that replace those on record, and secrets, which are given to the graph and not
+    recorded.
+    """
     unrecorded = {name: {} for name in ("configurable", "context")}
-    given = {name: value for name in ("graph", "recursion_limit") if (value := getattr(arguments, name)) is not None}
+    given = {
+        name: value
+        for name in ("graph", "recursion_limit")
+        if (value := getattr(arguments, name)) is not None
+    }
     for name, secrets in unrecorded.items():
         pairs: dict[str, Any] = getattr(arguments, name)
-        secrets |= {key: value for key, value in pairs.items() if secret_in({key: value}) is not None}
+        secrets |= {
+            key: value for key, value in pairs.items() if secret_in({key: value}) is not None
+        }
         if shown := {key: value for key, value in pairs.items() if key not in secrets}:
             given[name] = {**kept.get(name, {}), **shown}
     return given, unrecorded
 
 
 def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
-    """Whether a program made the thread. Raises `RunError` if none of its checkpoints is on record."""
+    """Whether a program made the thread.
+    Raises `RunError` if none of its checkpoints is on record.
+    """
     missing = kept_elsewhere(trajectory)
     if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():
         raise missing

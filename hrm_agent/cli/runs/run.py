@@ -1,7 +1,8 @@
 """`hrm-agent run`: one task through a graph, shown node by node as it happens.
 
-The options are kept in the store, by thread: an interrupted run is continued by `hrm-agent resume THREAD`, from any
-folder and machine, with the options it was started with, since a recorded answer only fits the request that it answers.
+The options are kept in the store, by thread: an interrupted run is continued by
+`hrm-agent resume THREAD`, from any folder and machine, with the options it was started with, since
+a recorded answer only fits the request that it answers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,23 @@ from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer, indented
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
-from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
+from hrm_agent.config import (
+    COMMAND_KEY,
+    CONFIG_FILE,
+    changed_keys,
+    read_config_file,
+    read_config_text,
+    to_toml,
+)
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, OnUpdate, policy_for
-from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE, RECORDED, first_input
+from hrm_agent.runtime.execution.conversation import (
+    ANSWER_PATH,
+    CONFIGURABLE,
+    RECORDED,
+    first_input,
+)
 from hrm_agent.runtime.execution.input_prompt import asked_by
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.execution.loading import load_graph
@@ -72,18 +85,26 @@ class RunConfig(SelectionSettings, RunSettings, GraphSettings):
     """How one task is run."""
 
     policy: str = DEFAULT_POLICY
-    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a
+    provider's chat model.
+    """
     seed: int | None = None
-    """Base of the seeds of all model calls: the same command samples the same tokens. none: drawn anew each time."""
+    """Base of the seeds of all model calls: the same command samples the same tokens. none: drawn
+    anew each time.
+    """
 
 
 def run(words: list[str]) -> int:
     """0 if the run ended by itself or at a limit, 1 if it failed."""
     parser = Parser("run", "Run one task through a graph and record it.")
     parser.add_argument("task", nargs="?", help="the task, as text")
-    parser.add_argument("--input", metavar="JSON", help="the graph's whole input as JSON, or @FILE that holds it")
+    parser.add_argument(
+        "--input", metavar="JSON", help="the graph's whole input as JSON, or @FILE that holds it"
+    )
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
-    parser.add_argument("--thread", help="name of the thread; a thread on record is resumed [a new one]")
+    parser.add_argument(
+        "--thread", help="name of the thread; a thread on record is resumed [a new one]"
+    )
     add_config(parser, RunConfig)
     arguments = parser.read(words, surplus="A task of several words goes in quotes.")
     config = config_from(arguments, RunConfig, "run")
@@ -100,10 +121,15 @@ def _task(text: str | None, given: str | None) -> TaskRef:
     """The task that a person types: a text, or an input of whatever shape the graph's state has."""
     if given is None:
         if text is None:
-            raise ConfigError("Which task?", "Give it as text, or the graph's input by --input JSON or --input @FILE.")
+            raise ConfigError(
+                "Which task?",
+                "Give it as text, or the graph's input by --input JSON or --input @FILE.",
+            )
         return TaskRef(id="", family="command", prompt=text)
     data = _json_of(given)
-    return TaskRef(id="", family="command", prompt=text or asked_by(data).prompt, metadata={TASK_INPUTS: data})
+    return TaskRef(
+        id="", family="command", prompt=text or asked_by(data).prompt, metadata={TASK_INPUTS: data}
+    )
 
 
 def _json_of(given: str) -> Any:
@@ -118,7 +144,9 @@ def _json_of(given: str) -> Any:
             f"{where} cannot be read: {error.strerror}.", "Name a file of JSON: --input @FILE."
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{where} is not JSON: {error}.", 'Write --input \'{"field": "text"}\'.') from error
+        raise ConfigError(
+            f"{where} is not JSON: {error}.", 'Write --input \'{"field": "text"}\'.'
+        ) from error
 
 
 def _refuse_constant(name: str) -> float:
@@ -126,7 +154,9 @@ def _refuse_constant(name: str) -> float:
 
 
 def refuse_broken(text: str, what: str = "The task") -> None:
-    """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store can hold."""
+    """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store
+    can hold.
+    """
     if find_surrogate(text) is not None:
         raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
@@ -139,7 +169,11 @@ def keep_options(store: RunStore, thread: str, config: RunConfig) -> None:
 def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
     """The stored options of a thread; None if it has none."""
     text = store.options.read(thread)
-    return None if text is None else read_config_text(text, "run", f"what is kept of thread {thread!r}")
+    return (
+        None
+        if text is None
+        else read_config_text(text, "run", f"what is kept of thread {thread!r}")
+    )
 
 
 def as_given(task: TaskRef, config: RunConfig) -> TaskRef:
@@ -155,23 +189,37 @@ def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
 
 
 def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
-    """Options that a program gave and that TOML, in which they are kept, cannot hold: values with null in them."""
+    """Options that a program gave and that TOML, in which they are kept, cannot hold: values with
+    null in them.
+    """
     given = task.metadata.get(where, {}) if task.family == RECORDED else {}
     return {name: value for name, value in given.items() if holds_none(value)}
 
 
 def refuse_unkept_options(
-    task: TaskRef, thread: str, config: RunConfig, unrecorded: Mapping[str, Mapping[str, Any]] | None = None
+    task: TaskRef,
+    thread: str,
+    config: RunConfig,
+    unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Raises `RunError` if a program gave the run an option that is neither on record nor given now."""
+    """Raises `RunError` if a program gave the run an option that is neither on record nor given
+    now.
+    """
     if task.family == RECORDED:
         more = unrecorded or {}
-        given = {name: {*getattr(config, name), *more.get(name, {})} for name in (CONFIGURABLE, GIVEN_CONTEXT)}
+        given = {
+            name: {*getattr(config, name), *more.get(name, {})}
+            for name in (CONFIGURABLE, GIVEN_CONTEXT)
+        }
         refuse_unkept(task, thread, given)
 
 
-def refuse_other_options(store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()) -> None:
-    """Raises `RunError` if options differ from those that the thread was begun with, except `changed` ones."""
+def refuse_other_options(
+    store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()
+) -> None:
+    """Raises `RunError` if options differ from those that the thread was begun with, except
+    `changed` ones.
+    """
     kept = kept_options(store, thread)
     free = FREE_ON_RESUME | {*changed}
     if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", free)):
@@ -192,7 +240,9 @@ def run_task(
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
     changed: Collection[str] = (),
 ) -> int:
-    """Start or resume `thread`, and say how it goes; the exit code. The options are those of `run_thread`."""
+    """Start or resume `thread`, and say how it goes; the exit code. The options are those of
+    `run_thread`.
+    """
     given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
     printer = Printer(output)
     outcome = run_thread(config, asked, thread, where, printer.update, _told(output), **given)
@@ -201,7 +251,9 @@ def run_task(
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
 
 
-def _say_nothing_was_run(trajectory: Trajectory, where: str, printer: Printer, output: Output) -> None:
+def _say_nothing_was_run(
+    trajectory: Trajectory, where: str, printer: Printer, output: Output
+) -> None:
     """Say why: a thread that waits needs an answer, and one that has ended is only shown."""
     if trajectory.status is RunStatus.COMPLETED:
         output.say("No node was run: the graph is at its end.", style="yellow")
@@ -226,21 +278,30 @@ def run_thread(
 ) -> Outcome:
     """Start or resume `thread`; `answer` is for the question that it waits with.
 
-    `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that the thread was
-    started with. `loop`: one for several threads, since a graph's clients are bound to the loop that they began in.
+    `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that
+    the thread was started with. `loop`: one for several threads, since a graph's clients are bound
+    to the loop that they began in.
     """
     more = unrecorded or {}
     named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
-    graph = load_graph(config.graph, named)  # before the store: an unknown graph must not create one
+    # before the store: an unknown graph must not create one
+    graph = load_graph(config.graph, named)
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
         own = {**asked.metadata, **config.task_options()}
-        task = as_given(known.task, config) if known else asked.model_copy(update={"id": thread, "metadata": own})
+        task = (
+            as_given(known.task, config)
+            if known
+            else asked.model_copy(update={"id": thread, "metadata": own})
+        )
         _refuse_another_task(thread, task, asked.prompt)
         verify = verifier_of(task, store.folder)
         given: dict[str, Any] = {"context": context_given(task, config), "unrecorded": more}
-        episode = Episode(task, thread, graph=config.graph, seed=config.seed, verify=verify, **given)
-        if known is not None:  # else nothing was run with the options that a mistake may have left there
+        episode = Episode(
+            task, thread, graph=config.graph, seed=config.seed, verify=verify, **given
+        )
+        # else nothing was run with the options that a mistake may have left there
+        if known is not None:
             refuse_other_options(store, thread, config, changed)
             refuse_unkept_options(task, thread, config, more)
         else:
@@ -289,12 +350,16 @@ def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
     if config.mode != "single" and answer is not NO_ANSWER:
         raise RunError(
             f"Thread {thread!r} holds the result of --mode: it is not waiting for an answer.",
-            f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
+            f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume"
+            f" {thread}.",
         )
 
 
-def known_config(store: RunStore, trajectory: Trajectory | None, at: str = "last") -> dict[str, Any]:
-    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says.
+def known_config(
+    store: RunStore, trajectory: Trajectory | None, at: str = "last"
+) -> dict[str, Any]:
+    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as
+    its record says.
 
     `at`: the moment whose options are wanted, of a program that gave each turn its own.
     """
@@ -303,7 +368,11 @@ def known_config(store: RunStore, trajectory: Trajectory | None, at: str = "last
     own = kept_options(store, trajectory.thread_id)
     if own is not None:
         return own
-    place = "" if at == "last" else history(store, trajectory.thread_id, branches=False).select(at).checkpoint_id
+    place = (
+        ""
+        if at == "last"
+        else history(store, trajectory.thread_id, branches=False).select(at).checkpoint_id
+    )
     said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
     said |= _options_of_record(store, trajectory, place)
     if trajectory.task.family == RECORDED:
@@ -312,7 +381,11 @@ def known_config(store: RunStore, trajectory: Trajectory | None, at: str = "last
     if trajectory.run_id and of_run.exists():
         command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
         values = read_config_file(of_run, command)
-        said |= {key: value for key, value in values.items() if key in RunConfig.model_fields and key != "policy"}
+        said |= {
+            key: value
+            for key, value in values.items()
+            if key in RunConfig.model_fields and key != "policy"
+        }
         if not is_choice(trajectory.graph):  # a candidate is one run
             said["mode"] = "single"
     return said
@@ -327,7 +400,9 @@ def _options_of_record(store: RunStore, trajectory: Trajectory, at: str) -> dict
     options = options_on_record(store, trajectory.thread_id, trajectory.task, at)
     found |= {GIVEN_CONTEXT: options.context or {}, CONFIGURABLE: options.configurable}
     for name in (CONFIGURABLE, GIVEN_CONTEXT):
-        found[name] = {key: value for key, value in found.get(name, {}).items() if not holds_none(value)}
+        found[name] = {
+            key: value for key, value in found.get(name, {}).items() if not holds_none(value)
+        }
     return found
 
 
@@ -335,26 +410,40 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
     if known.prompt != text:
         raise RunError(
             f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
-            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` resumes the conversation.",
+            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` resumes the"
+            " conversation.",
         )
 
 
-def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:
+def conclude(
+    output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None
+) -> int:
     """Say how a run ended, and what it was chosen from if it was; the exit code."""
     runs = [trajectory, *(outcome.candidates if outcome else ())]
     used = total_usage(run.used for run in runs)
     told = {"models": trajectory.models, "used": used.model_dump(mode="json")}
-    output.result({"event": "end", **header(trajectory), **told, **(_chosen(outcome) if outcome else {})})
+    output.result(
+        {"event": "end", **header(trajectory), **told, **(_chosen(outcome) if outcome else {})}
+    )
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
-    at_limit = trajectory.error_at if trajectory.status is RunStatus.TRUNCATED and trajectory.error else None
-    output.say((trajectory.error or trajectory.answer or "no answer") + (f" ({at_limit})" if at_limit else ""))
+    at_limit = (
+        trajectory.error_at
+        if trajectory.status is RunStatus.TRUNCATED and trajectory.error
+        else None
+    )
+    output.say(
+        (trajectory.error or trajectory.answer or "no answer")
+        + (f" ({at_limit})" if at_limit else "")
+    )
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
         count = len(outcome.candidates)
         output.say(f"\n{count} run{'s' * (count != 1)}, {what}")
     answered = any(run.own_calls for run in runs)
-    failed = trajectory.status in (RunStatus.FAILED, RunStatus.RUNNING) or any(run.failed_calls for run in runs)
+    failed = trajectory.status in (RunStatus.FAILED, RunStatus.RUNNING) or any(
+        run.failed_calls for run in runs
+    )
     without = "no model has answered" if failed else "no model was asked"
     cost = f"{models_of(trajectory)}, {usage_text(used)}" if answered else without
     output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")

@@ -1,4 +1,5 @@
-"""`hrm-agent completion SHELL`: commands and flags for the Tab key, as a script for bash, zsh or fish.
+"""`hrm-agent completion SHELL`: commands and flags for the Tab key, as a script for bash, zsh or
+fish.
 
 The script holds the words of this version: it starts no interpreter when Tab is pressed.
 """
@@ -55,7 +56,9 @@ def run(words: list[str]) -> int:
 
 
 def words_by_command() -> dict[str, list[str]]:
-    """What may follow each command: its flags, and the actions of one that has several (`train rl`)."""
+    """What may follow each command: its flags, and the actions of one that has several
+    (`train rl`).
+    """
     found: dict[str, list[str]] = {}
     for name in COMMANDS:
         try:

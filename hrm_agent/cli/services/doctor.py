@@ -1,7 +1,9 @@
-"""`hrm-agent doctor`: what works on this machine; `doctor environment`: how far it can isolate model-written code.
+"""`hrm-agent doctor`: what works on this machine; `doctor environment`: how far it can isolate
+model-written code.
 
-Each layer is put on in processes made for it, which says what can be had and what it costs, and an environment is
-started, which says what is in force. Both can differ: a container may allow a layer alone and not within the others.
+Each layer is put on in processes made for it, which says what can be had and what it costs, and an
+environment is started, which says what is in force. Both can differ: a container may allow a layer
+alone and not within the others.
 """
 
 from __future__ import annotations
@@ -21,19 +23,34 @@ from hrm_agent.errors import HrmError
 __all__ = ["run"]
 
 _ADVICE = {
-    Layer.NAMESPACES: "allow unprivileged user namespaces: sysctl user.max_user_namespaces=10000 and, where there are"
-    " such keys, kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1; in a container"
-    " --security-opt seccomp=unconfined (and apparmor=unconfined)",
-    Layer.SECCOMP: "a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64; not gVisor, which is a sandbox itself",
-    Layer.LANDLOCK: "Linux 5.13 or newer, started with landlock among lsm=; in a container, a seccomp profile that lets"
-    " its three calls pass",
+    Layer.NAMESPACES: (
+        "allow unprivileged user namespaces: sysctl user.max_user_namespaces=10000 and, where there"
+        " are such keys, kernel.apparmor_restrict_unprivileged_userns=0,"
+        " kernel.unprivileged_userns_clone=1; in a container --security-opt seccomp=unconfined (and"
+        " apparmor=unconfined)"
+    ),
+    Layer.SECCOMP: (
+        "a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64; not gVisor, which is a sandbox"
+        " itself"
+    ),
+    Layer.LANDLOCK: (
+        "Linux 5.13 or newer, started with landlock among lsm=; in a container, a seccomp profile"
+        " that lets its three calls pass"
+    ),
     Layer.RLIMITS: "an interpreter that an ordinary user can read: not one below /root",
-    Layer.MEMORY_SAMPLING: "a /proc that can be mounted in a namespace: in a container --security-opt"
-    " systempaths=unconfined",
-    Layer.CGROUP: "for L3 only: a delegated cgroup (version 2): start the command by `systemd-run --user --scope -p"
-    " Delegate=yes`, or name a folder with --cgroup (docs/environment.md)",
+    Layer.MEMORY_SAMPLING: (
+        "a /proc that can be mounted in a namespace: in a container --security-opt"
+        " systempaths=unconfined"
+    ),
+    Layer.CGROUP: (
+        "for L3 only: a delegated cgroup (version 2): start the command by `systemd-run --user"
+        " --scope -p Delegate=yes`, or name a folder with --cgroup (docs/environment.md)"
+    ),
 }
-_ELSEWHERE = "this is {}, which has none of this: run the code on Linux, and name that machine with --environment URL."
+_ELSEWHERE = (
+    "this is {}, which has none of this: run the code on Linux, and name that machine with"
+    " --environment URL."
+)
 
 
 class _LayerRow(NamedTuple):
@@ -52,20 +69,30 @@ class _LayerRow(NamedTuple):
 
 def run(words: list[str]) -> int:
     """0 if the default level is reached, 1 if not."""
-    parser = Parser("doctor", "Check how far this machine isolates model-written code, and at what cost.")
-    parser.add_argument("what", nargs="?", choices=["environment"], help="the only check there is; may be left out")
-    parser.add_argument("--cgroup", type=Path, metavar="FOLDER", help="delegated cgroup to try [this process's own]")
+    parser = Parser(
+        "doctor", "Check how far this machine isolates model-written code, and at what cost."
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=["environment"], help="the only check there is; may be left out"
+    )
+    parser.add_argument(
+        "--cgroup", type=Path, metavar="FOLDER", help="delegated cgroup to try [this process's own]"
+    )
     arguments = parser.read(words)
     found = _found(arguments.cgroup)
-    level, missing, problem = _in_force(arguments.cgroup, grouped=not found[Layer.CGROUP]["missing"])
+    level, missing, problem = _in_force(
+        arguments.cgroup, grouped=not found[Layer.CGROUP]["missing"]
+    )
     rows = [_row(layer, of_layer, missing) for layer, of_layer in found.items()]
     _report(Output(as_json=arguments.json), level, rows, problem)
     return 0 if level is not None and level.holds(DEFAULT_ISOLATION) else 1
 
 
-def _in_force(cgroup: Path | None, *, grouped: bool) -> tuple[Isolation | None, dict[str, str], str]:
-    """Level and missing layers of an environment started here; if none starts at all no level, and why. `grouped`: with
-    cgroups, if that starts.
+def _in_force(
+    cgroup: Path | None, *, grouped: bool
+) -> tuple[Isolation | None, dict[str, str], str]:
+    """Level and missing layers of an environment started here; if none starts at all no level, and
+    why. `grouped`: with cgroups, if that starts.
     """
     if sys.platform != "linux":
         return None, dict.fromkeys(Layer, ""), _ELSEWHERE.format(sys.platform)
@@ -74,7 +101,9 @@ def _in_force(cgroup: Path | None, *, grouped: bool) -> tuple[Isolation | None, 
     problem = ""
     for least in (Isolation.L3, Isolation.L0) if grouped else (Isolation.L0,):
         try:
-            environment = LocalEnvironment(slots=1, isolation=least, cgroup=cgroup if least is Isolation.L3 else None)
+            environment = LocalEnvironment(
+                slots=1, isolation=least, cgroup=cgroup if least is Isolation.L3 else None
+            )
         except HrmError as error:
             problem = error.message
             continue
@@ -126,16 +155,23 @@ def _report(output: Output, level: Isolation | None, rows: list[_LayerRow], prob
         if advice := _advice(row):
             output.say(f"\n{row.layer}: {advice}.")
     if body:
-        output.say(f"\nCalls cost more CPU than they need to: slots do without their compiled body, because {body}.")
+        output.say(
+            "\nCalls cost more CPU than they need to: slots do without their compiled body,"
+            f" because {body}."
+        )
     output.say()
     if level is None:
         output.say(f"No model-written code can be run here: {problem}", style="red")
     elif reached:
-        output.say(f"Model-written code is isolated by {level}; asked for is {DEFAULT_ISOLATION}.", style="green")
+        output.say(
+            f"Model-written code is isolated by {level}; asked for is {DEFAULT_ISOLATION}.",
+            style="green",
+        )
     else:
         output.say(
-            f"Model-written code is isolated by {level} only, less than {DEFAULT_ISOLATION}: commands refuse to run it"
-            f" here unless told --isolation {level}. Or run it elsewhere: --environment URL.",
+            f"Model-written code is isolated by {level} only, less than {DEFAULT_ISOLATION}:"
+            f" commands refuse to run it here unless told --isolation {level}. Or run it elsewhere:"
+            " --environment URL.",
             style="red",
         )
 

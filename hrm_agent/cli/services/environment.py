@@ -75,7 +75,12 @@ def _serve(words: list[str]) -> int:
         metavar="LEVEL",
         help=f"lowest isolation that is accepted [{DEFAULT_ISOLATION}]",
     )
-    add("--cgroup", type=Path, metavar="FOLDER", help="delegated cgroup, for L3 [with --isolation L3: its own]")
+    add(
+        "--cgroup",
+        type=Path,
+        metavar="FOLDER",
+        help="delegated cgroup, for L3 [with --isolation L3: its own]",
+    )
     add(
         "--packages",
         nargs="+",
@@ -88,9 +93,17 @@ def _serve(words: list[str]) -> int:
         default=QUEUE_LIMIT,
         help=f"calls that may wait in the queue; more are held back [{QUEUE_LIMIT}]",
     )
-    add("--max-sessions", type=int, default=64, help="most session processes; beyond that an idle one is closed [64]")
     add(
-        "--clients", type=Path, metavar="FILE", help="clients with tokens of their own (`environment token` makes them)"
+        "--max-sessions",
+        type=int,
+        default=64,
+        help="most session processes; beyond that an idle one is closed [64]",
+    )
+    add(
+        "--clients",
+        type=Path,
+        metavar="FILE",
+        help="clients with tokens of their own (`environment token` makes them)",
     )
     arguments = parser.read(words)
     _check(arguments)
@@ -115,7 +128,10 @@ def _who_may_ask(arguments: Arguments) -> tuple[Token, Clients]:
         token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
         return token, Clients.of_token(token.text)
     if arguments.token_file is not None:
-        raise ConfigError("--clients cannot be combined with --token-file.", "The tokens are those of the clients.")
+        raise ConfigError(
+            "--clients cannot be combined with --token-file.",
+            "The tokens are those of the clients.",
+        )
     return Token("", str(arguments.clients)), read_clients(arguments.clients)
 
 
@@ -173,7 +189,9 @@ def _remove(path: str) -> None:
 def _status(words: list[str]) -> int:
     parser = Parser("environment status", sentence(ACTIONS["status"]))
     parser.add_argument("url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{kept_token_file()}]")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"the server's [{kept_token_file()}]"
+    )
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     address, token = parse_address(arguments.url), _token_of_status(arguments.token_file)
@@ -181,7 +199,8 @@ def _status(words: list[str]) -> int:
     metrics = ask(address, "/metrics", token)
     output.result({"url": str(address), **asdict(about), "metrics": metrics})
     output.say(
-        f"{address}: isolation {about.isolation}, {about.slots} slots, version {about.version}\n\n{metrics.rstrip()}"
+        f"{address}: isolation {about.isolation}, {about.slots} slots, version"
+        f" {about.version}\n\n{metrics.rstrip()}"
     )
     return 0
 
@@ -193,21 +212,30 @@ def _token_of_status(file: Path | None) -> str:
     try:
         return read_token(path).text
     except FileNotFoundError:
-        raise HrmError(f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}.") from None
+        raise HrmError(
+            f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}."
+        ) from None
 
 
 def _token(words: list[str]) -> int:
     parser = Parser("environment token", sentence(ACTIONS["token"]))
     parser.add_argument("name", help="name of the client")
-    parser.add_argument("--clients", type=Path, required=True, metavar="FILE", help="file that it is added to")
-    parser.add_argument("--calls", type=int, metavar="N", help="most calls that it has open at once [no limit]")
+    parser.add_argument(
+        "--clients", type=Path, required=True, metavar="FILE", help="file that it is added to"
+    )
+    parser.add_argument(
+        "--calls", type=int, metavar="N", help="most calls that it has open at once [no limit]"
+    )
     arguments = parser.read(words)
     if arguments.calls is not None and arguments.calls < 1:
         raise ConfigError(f"--calls {arguments.calls}: at least 1 is needed.")
     text = add_client(arguments.clients, arguments.name, arguments.calls)
     output = Output(as_json=arguments.json)
     output.result({"name": arguments.name, "token": text, "clients": str(arguments.clients)})
-    output.say(f"{text}\n\nShown once: {arguments.clients} keeps its hash. A server reads the file when it starts.")
+    output.say(
+        f"{text}\n\nShown once: {arguments.clients} keeps its hash. A server reads the file when it"
+        " starts."
+    )
     return 0
 
 

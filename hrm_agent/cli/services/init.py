@@ -1,4 +1,6 @@
-"""`hrm-agent init NAME`: writes a project folder with an agent, tasks, rewards, a test and a training of one's own."""
+"""`hrm-agent init NAME`: writes a project folder with an agent, tasks, rewards, a test and a
+training of one's own.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,28 @@ _NAME = re.compile(r"[A-Za-z](\w*[A-Za-z0-9])?", re.ASCII)
 
 def run(words: list[str]) -> int:
     """0; a name that cannot be, or a folder that holds something, is an error (2)."""
-    parser = Parser("init", "Start a project of your own: an agent, tasks, rewards, a test and a training.")
-    parser.add_argument("name", metavar="NAME", help="of the folder that is made here, and of the project's package")
+    parser = Parser(
+        "init", "Start a project of your own: an agent, tasks, rewards, a test and a training."
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="of the folder that is made here, and of the project's package"
+    )
     arguments = parser.read(words)
     _check_name(arguments.name)
     folder = Path(arguments.name)
     try:
         _write(folder, arguments.name)
     except OSError as error:
-        raise ConfigError(f"The folder {folder} cannot be written: {error.strerror}.", "Call it otherwise.") from error
+        raise ConfigError(
+            f"The folder {folder} cannot be written: {error.strerror}.", "Call it otherwise."
+        ) from error
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder.resolve()), "files": sorted(_FILES.values())})
     output.say(f"{folder}: {', '.join(_FILES.values())}\n\nNext:\n  cd {folder}\n  pytest")
-    output.say("  hrm-agent train rl --config train.toml --out runs/rl\n\nREADME.md has the other commands.")
+    output.say(
+        "  hrm-agent train rl --config train.toml --out runs/rl\n\nREADME.md has the other"
+        " commands."
+    )
     return 0
 
 
@@ -55,15 +66,20 @@ def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or iskeyword(name):
         raise ConfigError(
             f"A project cannot be called {name!r}: it becomes a Python package.",
-            "A name has letters, digits and _, begins with a letter, ends with no _, and is no keyword of Python.",
+            "A name has letters, digits and _, begins with a letter, ends with no _, and is no"
+            " keyword of Python.",
         )
     if name in {"hrm_agent", *sys.stdlib_module_names, *packages_distributions()}:
-        raise ConfigError(f"A project cannot be called {name!r}: an installed module is.", f"Try my_{name}.")
+        raise ConfigError(
+            f"A project cannot be called {name!r}: an installed module is.", f"Try my_{name}."
+        )
 
 
 def _write(folder: Path, name: str) -> None:
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"The folder {folder} exists and is not empty.", "Choose another name, or empty it.")
+        raise ConfigError(
+            f"The folder {folder} exists and is not empty.", "Choose another name, or empty it."
+        )
     for template, target in _FILES.items():
         text = (_TEMPLATES / template).read_text(encoding="utf-8").replace(_PLACE, name)
         (folder / target).parent.mkdir(parents=True, exist_ok=True)

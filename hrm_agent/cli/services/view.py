@@ -1,4 +1,6 @@
-"""`hrm-agent view`: runs in the browser, while they train and afterwards. Nothing is written to what is looked at."""
+"""`hrm-agent view`: runs in the browser, while they train and afterwards. Nothing is written to
+what is looked at.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def run(words: list[str]) -> int:
     from hrm_agent.viewer.places import Places
 
     environment = _environment(arguments)
-    with listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote) as listener:
+    with listen_tcp(
+        arguments.host, arguments.port, allow_remote=arguments.allow_remote
+    ) as listener:
         places = Places(named)
         try:
             asyncio.run(_until_stopped(arguments, places, environment, listener))
@@ -49,8 +53,8 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "view",
-        "Look at runs in the browser, while they train or later: curves, groups with verdicts, trajectories, tokens.\n"
-        "Stores are opened for reading only.",
+        "Look at runs in the browser, while they train or later: curves, groups with verdicts,"
+        " trajectories, tokens.\nStores are opened for reading only.",
     )
     add = parser.add_argument
     add(
@@ -63,11 +67,30 @@ def _parser() -> Parser:
     add("--port", type=int, default=0, help="port; 0 takes a free one [0]")
     add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
     add("--no-browser", action="store_true", help="print the address and open no browser")
-    add("--environment", metavar="URL", help="also show the figures of this `hrm-agent environment serve`")
+    add(
+        "--environment",
+        metavar="URL",
+        help="also show the figures of this `hrm-agent environment serve`",
+    )
     add("--token-file", type=Path, metavar="FILE", help="file of that environment's token")
-    add("--allow-fork", action="store_true", help="let the page fork and replay runs: commands that write to the store")
-    add("--export", type=Path, metavar="DIR", help="write the page as files that open by double click, and stop")
-    add("--run", action="append", default=[], metavar="RUN", help="with --export: only this run; repeatable")
+    add(
+        "--allow-fork",
+        action="store_true",
+        help="let the page fork and replay runs: commands that write to the store",
+    )
+    add(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="write the page as files that open by double click, and stop",
+    )
+    add(
+        "--run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="with --export: only this run; repeatable",
+    )
     add("--limit", type=int, metavar="N", help="with --export: at most N trajectories in all [500]")
     return parser
 
@@ -80,15 +103,20 @@ def _check(arguments: Arguments, named: list[str]) -> None:
     if arguments.export is None and (arguments.run or arguments.limit is not None):
         raise ConfigError("--run and --limit say what is exported.", "Add --export DIR.")
     if arguments.limit is not None and arguments.limit < 1:
-        raise ConfigError(f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all.")
+        raise ConfigError(
+            f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all."
+        )
     for name in named:
         if "://" not in name and Path(name).is_file() and not is_run_store(Path(name)):
-            raise ConfigError(f"{name} is no store.", "Name a run folder, a store file or a store's URL.")
+            raise ConfigError(
+                f"{name} is no store.", "Name a run folder, a store file or a store's URL."
+            )
     missing = [name for name in named if "://" not in name and not Path(name).exists()]
     if len(missing) == len(named):
         raise ConfigError(
             f"There is nothing at {', '.join(missing)}.",
-            "Name a run folder, a store file or a store's URL; `hrm-agent demo` makes a run to look at.",
+            "Name a run folder, a store file or a store's URL; `hrm-agent demo` makes a run to"
+            " look at.",
         )
 
 
@@ -102,7 +130,9 @@ def _environment(arguments: Arguments) -> EnvironmentServer | None:
     try:
         given = read_token(arguments.token_file).text if arguments.token_file else None
     except FileNotFoundError:
-        raise ConfigError(f"There is no token file {arguments.token_file}.", "Name another --token-file.") from None
+        raise ConfigError(
+            f"There is no token file {arguments.token_file}.", "Name another --token-file."
+        ) from None
     return EnvironmentServer(address, token_for(address, given))
 
 
@@ -117,14 +147,19 @@ def _export(arguments: Arguments, named: list[str]) -> int:
         places.close()
     output = Output(as_json=arguments.json)
     output.result(done)
-    output.say(f"{arguments.export / 'index.html'}: {done['files']} files, {done['bytes'] / 1e6:.1f} MB")
+    output.say(
+        f"{arguments.export / 'index.html'}: {done['files']} files, {done['bytes'] / 1e6:.1f} MB"
+    )
     for what, count in done["left_out"].items():
         output.say(f"left out: {count} {what}")
     return 0
 
 
 async def _until_stopped(
-    arguments: Arguments, places: Places, environment: EnvironmentServer | None, listener: socket.socket
+    arguments: Arguments,
+    places: Places,
+    environment: EnvironmentServer | None,
+    listener: socket.socket,
 ) -> None:
     import webbrowser
 
@@ -136,8 +171,18 @@ async def _until_stopped(
 
         forks, fork_token = ForkJobs(), secrets.token_urlsafe(_TOKEN_BYTES)
     port = listener.getsockname()[1]
-    viewer = Viewer(places, token, arguments.host, port, forks=forks, fork_token=fork_token, environment=environment)
-    url = f"{url_of(_shown(arguments.host), listener)}/#token={token}" + (f"&fork={fork_token}" if forks else "")
+    viewer = Viewer(
+        places,
+        token,
+        arguments.host,
+        port,
+        forks=forks,
+        fork_token=fork_token,
+        environment=environment,
+    )
+    url = f"{url_of(_shown(arguments.host), listener)}/#token={token}" + (
+        f"&fork={fork_token}" if forks else ""
+    )
     output = Output(as_json=arguments.json)
 
     def ready() -> None:
@@ -163,4 +208,6 @@ def _shown(host: str) -> str:
 
 def _has_screen() -> bool:
     """Else what is found to open pages with is a browser in this terminal."""
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    return sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )

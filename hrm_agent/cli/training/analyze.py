@@ -1,4 +1,6 @@
-"""`hrm-agent analyze`: what a run on record says of its tokens, tool errors, lengths and selection."""
+"""`hrm-agent analyze`: what a run on record says of its tokens, tool errors,
+lengths and selection.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def run(words: list[str]) -> int:
     folder = _folder(arguments)
     refuse_without_rollouts(arguments.run)
     if find_spec("torch") is None or find_spec("matplotlib") is None:
-        raise ConfigError("An analysis needs torch and matplotlib.", f"Run `{to_install('train')}`.")
+        raise ConfigError(
+            "An analysis needs torch and matplotlib.", f"Run `{to_install('train')}`."
+        )
     from hrm_agent.models.slow_start import told_if_slow
 
     with told_if_slow("loading torch; the first time this takes up to a minute"):
@@ -44,7 +48,10 @@ def run(words: list[str]) -> int:
         window=arguments.window,
     )
     check_folder(folder)
-    with opened_runs([arguments.run], arguments.allow) as (runs,), progress("analyze", 100) as advance:
+    with (
+        opened_runs([arguments.run], arguments.allow) as (runs,),
+        progress("analyze", 100) as advance,
+    ):
         report, marked = analyse(
             runs,
             options,
@@ -56,29 +63,63 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder), "files": files, **asdict(report)})
     _tell(output, report)
-    output.say(f"\nIn {folder}: {', '.join(files)}. Look at it: open {folder / 'index.html'} in a browser.")
+    output.say(
+        f"\nIn {folder}: {', '.join(files)}. Look at it: open {folder / 'index.html'} in a browser."
+    )
     return 0
 
 
 def _parser() -> Parser:
-    parser = Parser("analyze", "What a run on record says: entropy of its tokens, tool errors, lengths, selection.")
+    parser = Parser(
+        "analyze",
+        "What a run on record says: entropy of its tokens, tool errors, lengths, selection.",
+    )
     add = parser.add_argument
     add("run", help="a run folder, a store, or an exported file")
     add("--out", type=Path, metavar="FOLDER", help="where to [RUN/analysis]")
-    add("--policy", metavar="MODEL", help="weights that compute all entropies [those on record that sampled]")
-    help_text = "steps whose tokens are analysed, from 1: 3, 10-12, eval-after, all [those whose weights are on record]"
+    add(
+        "--policy",
+        metavar="MODEL",
+        help="weights that compute all entropies [those on record that sampled]",
+    )
+    help_text = (
+        "steps whose tokens are analysed, from 1: 3, 10-12, eval-after, all [those whose weights"
+        " are on record]"
+    )
     add("--steps", nargs="+", default=[], metavar="STEP", help=help_text)
-    add("--limit", type=int, default=64, metavar="N", help="most rollouts of each step whose tokens are analysed [64]")
+    add(
+        "--limit",
+        type=int,
+        default=64,
+        metavar="N",
+        help="most rollouts of each step whose tokens are analysed [64]",
+    )
     add("--seed", type=int, default=0, help="draws them [0]")
-    add("--share", type=float, default=0.2, help="of the tokens, those of highest entropy are forking tokens [0.2]")
-    add("--window", type=int, default=16, help="completion tokens after a tool response that are looked at [16]")
+    add(
+        "--share",
+        type=float,
+        default=0.2,
+        help="of the tokens, those of highest entropy are forking tokens [0.2]",
+    )
+    add(
+        "--window",
+        type=int,
+        default=16,
+        help="completion tokens after a tool response that are looked at [16]",
+    )
     add(
         "--tokens",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="entropies; without them no model is loaded",
     )
-    add("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    add(
+        "--allow",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="your own types in the states",
+    )
     return parser
 
 
@@ -88,9 +129,13 @@ def _folder(arguments: argparse.Namespace) -> Path:
     if Path(arguments.run).is_dir():
         return Path(arguments.run) / "analysis"
     if "://" not in arguments.run and not Path(arguments.run).exists():
-        raise ConfigError(f"There is no run at {arguments.run}.", "Name its folder, its store, or an exported file.")
+        raise ConfigError(
+            f"There is no run at {arguments.run}.",
+            "Name its folder, its store, or an exported file.",
+        )
     raise ConfigError(
-        f"{arguments.run} is no folder that the analysis could be put into.", "Name one: --out runs/analysis."
+        f"{arguments.run} is no folder that the analysis could be put into.",
+        "Name one: --out runs/analysis.",
     )
 
 
@@ -109,11 +154,13 @@ def _tell(output: Output, report: AnalysisReport) -> None:
     if tokens is not None:
         _show(output, [weights_table(tokens, report.run)])
         output.say(
-            f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of {tokens.rollouts} "
-            f"rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
+            f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of"
+            f" {tokens.rollouts} rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
         )
         _show(output, [*token_tables(tokens), reflection_table(tokens)])
-    tables = [error_class_table(report)] * bool(report.tool_errors) + [length_table(report)] * bool(report.length_bins)
+    tables = [error_class_table(report)] * bool(report.tool_errors) + [length_table(report)] * bool(
+        report.length_bins
+    )
     _show(output, tables + (selection_table(report) if report.selection else []))
     for name, why in report.missing.items():
         output.say(f"Missing: {name}, because {why}.", style="yellow")
@@ -121,7 +168,8 @@ def _tell(output: Output, report: AnalysisReport) -> None:
         output.say(f"Left out: {count} ({why}).")
     if tokens is not None and any(not use.exact for use in tokens.weights):
         output.say(
-            "Entropies by weights other than those that sampled are of another policy: see |log-prob - recorded|."
+            "Entropies by weights other than those that sampled are of another policy: see"
+            " |log-prob - recorded|."
         )
 
 

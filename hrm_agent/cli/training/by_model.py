@@ -1,4 +1,6 @@
-"""Keys that a training leaves to the model: taken from the run's record or chosen now, and reported."""
+"""Keys that a training leaves to the model: taken from the run's record or chosen now, and
+reported.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ def fitted_rl(config: GrpoConfig, folder: Path | None) -> tuple[GrpoConfig, Fitt
 def fitted_sft(
     config: FineTuneConfig, folder: Path | None, conversations: int | None = None
 ) -> tuple[FineTuneConfig, Fitted]:
-    """The configuration of the run in `folder`, fitted; what was chosen. Raises `ModelError`, and `TaskError` for data
-    that is none.
+    """The configuration of the run in `folder`, fitted; what was chosen. Raises `ModelError`, and
+    `TaskError` for data that is none.
 
-    `conversations`: how many there are (None: they are counted in `config.data`, where that is known).
+    `conversations`: how many there are (None: they are counted in `config.data`, where that is
+    known).
     """
     from hrm_agent.training.config.fitted import fit_sft, left_open, with_values
 
@@ -47,7 +50,12 @@ def fitted_sft(
             from hrm_agent.training.sft import read_chats
         conversations = len(read_chats(Path(config.data)))
     adapter = config.adapter.lora_rank > 0
-    fitted = fit_sft(config, facts_of(config.policy, adapter=adapter), adapter=adapter, conversations=conversations)
+    fitted = fit_sft(
+        config,
+        facts_of(config.policy, adapter=adapter),
+        adapter=adapter,
+        conversations=conversations,
+    )
     return with_values(config, fitted.values), fitted
 
 
@@ -60,7 +68,9 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
     path = folder / CONFIG_FILE
     train = config.train
     if path.exists():
-        kept = build_config(type(config), read_config_file(path, "demo"), CONFIG_FILE, on_record=True)
+        kept = build_config(
+            type(config), read_config_file(path, "demo"), CONFIG_FILE, on_record=True
+        )
         train = with_recorded(train, kept.train)
     adapter = train.adapter.lora_rank > 0
     small = ModelFacts(SMALL_DEFAULTS, ModelSize)
@@ -101,5 +111,6 @@ def _with_record(config: Trained, command: str, folder: Path | None) -> Trained:
     if path is None or not path.exists():
         return config
     return with_recorded(
-        config, build_config(type(config), read_config_file(path, command), CONFIG_FILE, on_record=True)
+        config,
+        build_config(type(config), read_config_file(path, command), CONFIG_FILE, on_record=True),
     )

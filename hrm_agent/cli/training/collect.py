@@ -30,8 +30,15 @@ __all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("collect", "Run tasks through a graph and keep the trajectories, without learning.")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
+    parser = Parser(
+        "collect", "Run tasks through a graph and keep the trajectories, without learning."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="run folder; one on record is resumed [a new one]",
+    )
     add_config(parser, CollectConfig)
     arguments = parser.read(words)
     config = config_from(arguments, CollectConfig, "collect")
@@ -46,9 +53,18 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
     track_result(config, config, "collect", folder, remark, _numbers(trajectories, statuses))
-    output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
-    output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
-    output.next(f"hrm-agent history --store {folder}", f"hrm-agent eval {folder}", f"hrm-agent lint {folder}")
+    output.result(
+        {"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)}
+    )
+    output.say(
+        f"{len(trajectories)} trajectories in {folder}: "
+        + ", ".join(f"{n} {s}" for s, n in statuses.items())
+    )
+    output.next(
+        f"hrm-agent history --store {folder}",
+        f"hrm-agent eval {folder}",
+        f"hrm-agent lint {folder}",
+    )
     return exit_code(trajectories)
 
 
@@ -69,21 +85,38 @@ def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
-    """1 if every rollout failed, or none has the reward that it was to have: then it is the set-up that does not work.
+    """1 if every rollout failed, or none has the reward that it was to have: then it is the set-up
+    that does not work.
 
-    A line on stderr says how many failed, have no reward, or had a prompt that the policy's context window has no room
-    for, and most often by what.
+    A line on stderr says how many failed, have no reward, or had a prompt that the policy's context
+    window has no room for, and most often by what.
     """
     failed = [each for each in trajectories if each.status is RunStatus.FAILED]
     unscored = [
-        each for each in trajectories if each.status is not RunStatus.FAILED and each.error and not each.rewards
+        each
+        for each in trajectories
+        if each.status is not RunStatus.FAILED and each.error and not each.rewards
     ]
-    too_long = [each for each in trajectories if each.status is RunStatus.TRUNCATED and each.error and each.rewards]
-    causes = ((failed, "failed"), (unscored, "got no reward"), (too_long, "ended at the policy's context window"))
+    too_long = [
+        each
+        for each in trajectories
+        if each.status is RunStatus.TRUNCATED and each.error and each.rewards
+    ]
+    causes = (
+        (failed, "failed"),
+        (unscored, "got no reward"),
+        (too_long, "ended at the policy's context window"),
+    )
     for found, what in causes:
         if found:
-            ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
-            said = f"Every rollout {what}" if len(found) == len(trajectories) else f"{len(found)} rollouts {what}"
+            ((error, at), count), *_ = Counter(
+                (error_of(each), each.error_at) for each in found
+            ).most_common(1)
+            said = (
+                f"Every rollout {what}"
+                if len(found) == len(trajectories)
+                else f"{len(found)} rollouts {what}"
+            )
             if at:
                 remark(f"{count} of {len(trajectories)} rollouts raised at {at}.")
             remark(f"{said}, most often by: {error}")
@@ -95,9 +128,12 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
     require_trackers(config)
     tell_changed_sources(config.tasks, config.split, folder)
     where = tasks_folder(folder)
-    tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)
+    tasks = load_tasks(
+        config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where
+    )
     if config.rewards is not None:
-        load_rubric(config.rewards)  # before anything is run: one that does not import scores nothing
+        # before anything is run: one that does not import scores nothing
+        load_rubric(config.rewards)
     elif command == "eval":
         refuse_unscored(tasks, config.tasks)
     correct = 0
@@ -114,19 +150,26 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         with resumed_by(f"hrm-agent resume {folder}"):
             trajectories = asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
     if trajectories and all(each.ended_at and each.ended_at < began for each in trajectories):
-        remark(f"All were on record in {folder}, and none was run again: another --out runs them anew.")
+        remark(
+            f"All were on record in {folder}, and none was run again: another --out runs them anew."
+        )
     _tell_unasked(config.policy, trajectories)
     _tell_none_right(trajectories, by_verifier=config.rewards is None)
     return trajectories
 
 
 def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
-    """A line on stderr where a policy was named, and models that the graph itself names answered all calls."""
+    """A line on stderr where a policy was named, and models that the graph itself names answered
+    all calls.
+    """
     answered = Counter(call.model for trajectory in trajectories for call in trajectory.own_calls)
     if policy == DEFAULT_POLICY or policy in answered or not answered:
         return
     (most, _), *_ = answered.most_common(1)
-    said = f"The policy {policy} was asked for nothing: {most}, a model that the graph names, answered."
+    said = (
+        f"The policy {policy} was asked for nothing: {most}, a model that the graph names,"
+        " answered."
+    )
     remark(f"{said} --stand-in puts the policy in the place of a graph's own chat model.")
 
 
@@ -147,22 +190,30 @@ def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -
     if 2 * (cut := limits.total()) >= len(scored):
         (most, _), *_ = limits.most_common(1)
         reasons.append(
-            f"{cut} of {len(scored)} rollouts ended at a limit before they were done, most often {most}: raise "
-            "--max-tokens, or the graph's own limits (--context)."
+            f"{cut} of {len(scored)} rollouts ended at a limit before they were done, most often"
+            f" {most}: raise --max-tokens, or the graph's own limits (--context)."
         )
     done = any(each.status is RunStatus.COMPLETED and each.answer for each in scored)
-    if by_verifier and done and not any(each.answer and "\\boxed" in each.answer for each in scored):
+    if (
+        by_verifier
+        and done
+        and not any(each.answer and "\\boxed" in each.answer for each in scored)
+    ):
         reasons.append(
-            "None has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>: have the graph's prompt ask "
-            "for it, teach the policy to write it (`train sft`), or score what is there (--rewards answer:last_number, "
-            "say)."
+            "None has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>: have the"
+            " graph's prompt ask for it, teach the policy to write it (`train sft`), or score what"
+            " is there (--rewards answer:last_number, say)."
         )
     if reasons:
         remark(" ".join(["No answer was right.", *reasons]))
 
 
 def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> None:
-    """A line on stderr where the code or the files that the tasks of a run are from have changed since it began."""
+    """A line on stderr where the code or the files that the tasks of a run are from have changed
+    since it began.
+    """
     if changed := changed_sources(tasks, split, folder, *others):
-        said = f"changed since the run in {folder} began; tasks that are on record are not run again."
+        said = (
+            f"changed since the run in {folder} began; tasks that are on record are not run again."
+        )
         remark(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} {said}")

@@ -1,4 +1,6 @@
-"""`hrm-agent demo`: from a sloppy policy to a better one, which then solves a problem; all of it in one folder."""
+"""`hrm-agent demo`: from a sloppy policy to a better one, which then solves a problem; all of it in
+one folder.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def run(words: list[str]) -> int:
         "demo",
         "Evaluate a small policy, train it by GRPO-RoC, evaluate it again, solve a problem.",
     )
-    parser.add_argument("--out", type=Path, default=_FOLDER, metavar="FOLDER", help=f"run folder [{_FOLDER}]")
-    parser.add_argument("--track", action="append", metavar="VALUE", help="a shorter name for --train.track")
+    parser.add_argument(
+        "--out", type=Path, default=_FOLDER, metavar="FOLDER", help=f"run folder [{_FOLDER}]"
+    )
+    parser.add_argument(
+        "--track", action="append", metavar="VALUE", help="a shorter name for --train.track"
+    )
     add_config(parser, DemoConfig)
     arguments = parser.read(words)
     if arguments.track is not None:
@@ -56,7 +62,9 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     if choice.warning:
         remark(choice.warning)
     with alone_in(folder), _Stages() as stages:
-        compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
+        compare_on_resume(
+            config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME)
+        )
         save_config(config, "demo", folder)
 
         def on_update(namespace: tuple[str, ...], data: dict[str, Any]) -> None:
@@ -86,7 +94,10 @@ class _Stages:
     def __call__(self, stage: Stage, done: int, of: int, facts: dict[str, Any]) -> None:
         if stage != self._stage:
             self.close()
-            self._stage, self._advance = stage, self._open.enter_context(progress(stage.replace("_", " "), of))
+            self._stage, self._advance = (
+                stage,
+                self._open.enter_context(progress(stage.replace("_", " "), of)),
+            )
         if self._advance is not None:
             self._advance(watched(facts), done)
 
@@ -100,10 +111,14 @@ def _print(output: Output, report: DemoReport, folder: Path) -> None:
     output.say()
     output.table(("held-out problems", "before", "after"), [*report.rows()])
     spent = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in report.cpu_seconds.items())
-    output.say(f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU seconds: {spent}")
+    output.say(
+        f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU"
+        f" seconds: {spent}"
+    )
     output.say(f"The hierarchical graph answered after {report.rounds} plan(s): {report.answer}")
     output.say(
-        f"\nIn {folder}: store.db (every run), model (the policy), metrics.jsonl, curves.png, report.json. Next:"
+        f"\nIn {folder}: store.db (every run), model (the policy), metrics.jsonl, curves.png,"
+        " report.json. Next:"
     )
     output.say(f"  hrm-agent show {report.solved} --store {folder}")
     output.say(f"  hrm-agent lint {folder}")

@@ -1,4 +1,6 @@
-"""`hrm-agent eval`: how well a policy does on tasks; of a run on record; and of two runs, which is better."""
+"""`hrm-agent eval`: how well a policy does on tasks; of a run on record; and of two runs, which is
+better.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,28 @@ __all__ = ["eval_run", "run"]
 
 def run(words: list[str]) -> int:
     parser = _parser()
-    arguments = parser.read(words, surplus="Two records are compared by `hrm-agent eval --compare A B`.")
+    arguments = parser.read(
+        words, surplus="Two records are compared by `hrm-agent eval --compare A B`."
+    )
     output = Output(as_json=arguments.json)
     prices = read_prices(arguments.price) if arguments.price else None
     if arguments.compare:
         if arguments.record is not None:
-            raise ConfigError("--compare takes two records, but a third is given.", "Name the two after --compare.")
+            raise ConfigError(
+                "--compare takes two records, but a third is given.",
+                "Name the two after --compare.",
+            )
         return _compare(arguments.compare, arguments.by, arguments.out, output)
     if arguments.record is not None:
         trajectories, left_out = _trajectories(arguments.record, arguments.by)
         found = evaluate(trajectories, prices=prices)
-        return _report(output, found, arguments.record, arguments.out, by=arguments.by, left_out=left_out)
+        return _report(
+            output, found, arguments.record, arguments.out, by=arguments.by, left_out=left_out
+        )
     if arguments.by is not None:
-        raise ConfigError("--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME")
+        raise ConfigError(
+            "--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME"
+        )
     config = config_from(arguments, CollectConfig, "eval")
     if arguments.dry_run:
         print_config(config, "eval", as_json=arguments.json)
@@ -55,21 +66,39 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare two runs.")
-    parser.add_argument("record", nargs="?", help="a store, run folder or export to evaluate, without running anything")
+    parser = Parser(
+        "eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare two runs."
+    )
+    parser.add_argument(
+        "record",
+        nargs="?",
+        help="a store, run folder or export to evaluate, without running anything",
+    )
     help_text = "two records: their problems are paired, and the difference tested"
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
-    help_text = "evaluate a record by the scores under this name (`hrm-agent rescore`), in place of its own"
+    help_text = (
+        "evaluate a record by the scores under this name (`hrm-agent rescore`), in place of its own"
+    )
     parser.add_argument("--by", metavar="NAME", help=help_text)
-    help_text = "run folder; one on record is resumed [a new one]. With a record: where its results are written"
+    help_text = (
+        "run folder; one on record is resumed [a new one]. With a record: where its results are"
+        " written"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help_text)
-    help_text = "price of a million prompt tokens and completion tokens, for all models or for one; may be repeated"
-    parser.add_argument("--price", action="append", metavar="[MODEL=]PROMPT,COMPLETION", help=help_text)
+    help_text = (
+        "price of a million prompt tokens and completion tokens, for all models or for one; may be"
+        " repeated"
+    )
+    parser.add_argument(
+        "--price", action="append", metavar="[MODEL=]PROMPT,COMPLETION", help=help_text
+    )
     add_config(parser, CollectConfig)
     return parser
 
 
-def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None) -> int:
+def eval_run(
+    config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None
+) -> int:
     """Run what is missing, then evaluate the whole; the exit code."""
     trajectories = collected(config, "eval", folder)
     # From the store, since it has the candidates too of which a mode hands out one.
@@ -80,11 +109,16 @@ def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices
 
 
 def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int]:
-    """With the rewards of the scores called `by`, and how many were left out since those gave them none."""
+    """With the rewards of the scores called `by`, and how many were left out since those gave them
+    none.
+    """
     if by is None:
         return _with_rewards(stored_trajectories(where), where), 0
     if is_file(where):
-        raise ConfigError(f"{where} is a file: it holds no scores beside its own.", "Name the run's folder or store.")
+        raise ConfigError(
+            f"{where} is a file: it holds no scores beside its own.",
+            "Name the run's folder or store.",
+        )
     everything = list(stored_trajectories(where))
     with existing_store(where) as store:
         scorings = scorings_named(store, by, everything)
@@ -93,7 +127,9 @@ def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int
 
 
 def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Trajectory]:
-    """All of them. Raises `ConfigError` at the end where runs have answered and nothing says of any what is right."""
+    """All of them. Raises `ConfigError` at the end where runs have answered and nothing says of any
+    what is right.
+    """
     answered = scored = False
     for each in trajectories:
         answered |= each.status is RunStatus.COMPLETED
@@ -102,7 +138,8 @@ def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Tr
     if answered and not scored:
         raise ConfigError(
             f"No run in {where} has a reward.",
-            f"`hrm-agent rescore {where} --rewards module:attribute` scores them; `--by NAME` evaluates by that.",
+            f"`hrm-agent rescore {where} --rewards module:attribute` scores them; `--by NAME`"
+            " evaluates by that.",
         )
 
 
@@ -118,13 +155,16 @@ def _report(
 ) -> int:
     title = where if by is None else f"{where} by {by}"
     written = write_results(found, folder, title, config) if folder is not None else []
-    output.result({"record": where, **asdict(found), **({"by": by, "without_score": left_out} if by else {})})
+    output.result(
+        {"record": where, **asdict(found), **({"by": by, "without_score": left_out} if by else {})}
+    )
     output.table(("metric", title), summary(found))
     if left_out:
         output.say(f"{left_out} trajectories were left out: {by} gave them no reward.")
     if len(found.families) > 1:
         rows = [
-            (n, s.problems, s.pass_at_1.value, s.pass_at_1.low, s.pass_at_1.high) for n, s in found.families.items()
+            (n, s.problems, s.pass_at_1.value, s.pass_at_1.low, s.pass_at_1.high)
+            for n, s in found.families.items()
         ]
         output.table(("family", "problems", "pass@1", "from", "to"), rows)
     if found.roles:

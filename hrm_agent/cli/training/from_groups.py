@@ -1,4 +1,6 @@
-"""What `train rl --from` learns from: groups of rollouts on record, selected once, when a run is begun."""
+"""What `train rl --from` learns from: groups of rollouts on record, selected once, when a run is
+begun.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["chosen_groups"]
 
 
-def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[GrpoConfig, list[str]]:
-    """The configuration with whole paths, and with the steps of `one_pass` where that is asked for; what to say of it.
+def chosen_groups(
+    config: GrpoConfig, folder: Path, *, one_pass: bool
+) -> tuple[GrpoConfig, list[str]]:
+    """The configuration with whole paths, and with the steps of `one_pass` where that is asked for;
+    what to say of it.
 
     Raises `TaskError`, before there is a folder, where nothing can be learned from.
     """
@@ -23,14 +28,19 @@ def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[
         from hrm_agent.training.records.groups import kept_groups, select_groups
         from hrm_agent.training.records.offline import own_store
 
-    whole = tuple(where if "://" in where else str(Path(where).resolve()) for where in config.source)
+    whole = tuple(
+        where if "://" in where else str(Path(where).resolve()) for where in config.source
+    )
     config = config.but(on_record=True, source=whole)
     groups = kept_groups(folder)
     if groups is not None and groups.sources != whole:
         raise RunError(
-            f"The run in {folder} learns from {', '.join(groups.sources)}.", "Name another folder with --out."
+            f"The run in {folder} learns from {', '.join(groups.sources)}.",
+            "Name another folder with --out.",
         )
     groups = groups or select_groups(config, own_store(config, folder))
     if one_pass:
-        config = config.but(on_record=True, steps=groups.steps_of_pass(config.rollout.prompts_per_step))
+        config = config.but(
+            on_record=True, steps=groups.steps_of_pass(config.rollout.prompts_per_step)
+        )
     return config, groups.lines(config.steps, config.rollout.prompts_per_step)

@@ -1,7 +1,7 @@
 """What `train sft --from` learns from: the conversations of runs on record.
 
-They are selected once, when a run is begun, and kept in its folder: a resumed run learns from the same ones, whatever
-was recorded, changed or deleted since.
+They are selected once, when a run is begun, and kept in its folder: a resumed run learns from the
+same ones, whatever was recorded, changed or deleted since.
 """
 
 from __future__ import annotations
@@ -54,13 +54,20 @@ class Selection:
     def data(self) -> dict[str, Any]:
         """What was taken and what was not, as JSON."""
         report = self.report
-        taken = {"trajectories": report.trajectories, "conversations": report.rows, "by_role": self.by_role}
+        taken = {
+            "trajectories": report.trajectories,
+            "conversations": report.rows,
+            "by_role": self.by_role,
+        }
         return {**taken, "left_out": dict(report.left_out)}
 
     def lines(self) -> list[str]:
         """The same for people."""
         roles = ", ".join(f"{role} {count}" for role, count in self.by_role.items())
-        first = f"{self.report.rows} conversations of {self.report.trajectories} runs on record: {roles}"
+        first = (
+            f"{self.report.rows} conversations of {self.report.trajectories} runs on record:"
+            f" {roles}"
+        )
         return [first, *_left_out(self.report)]
 
 
@@ -75,7 +82,8 @@ def select(config: FineTuneConfig) -> Selection:
         why = " ".join(f"{line}." for line in _left_out(report)) or "It holds no run."
         raise TaskError(
             f"There is nothing to learn from in {config.source}. {why}",
-            f"`hrm-agent history --store {config.source}` lists its runs; --reward and --role choose among them.",
+            f"`hrm-agent history --store {config.source}` lists its runs; --reward and --role"
+            " choose among them.",
         )
     return Selection(text, report)
 
@@ -83,11 +91,18 @@ def select(config: FineTuneConfig) -> Selection:
 def _scored(config: FineTuneConfig, trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """Those that have scores of the name `config.by`, with these as their rewards."""
     if is_file(config.source):
-        raise ConfigError(f"{config.source} is a file: it holds no scores beside its own.", "Name the folder or store.")
+        raise ConfigError(
+            f"{config.source} is a file: it holds no scores beside its own.",
+            "Name the folder or store.",
+        )
     everything = list(trajectories)
     with existing_store(config.source) as store:
         scorings = scorings_named(store, config.by, everything)
-    return (one for each in everything if each.id in scorings and (one := scored_by(each, scorings)) is not None)
+    return (
+        one
+        for each in everything
+        if each.id in scorings and (one := scored_by(each, scorings)) is not None
+    )
 
 
 def _left_out(report: Report) -> list[str]:

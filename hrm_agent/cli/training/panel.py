@@ -23,11 +23,17 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
     stage = ""
     if config.stages:
         number = int(row["stage"])
-        stage = f"stage {number + 1} of {len(config.stages)} {config.stages[number].name}".rstrip() + "; "
+        stage = (
+            f"stage {number + 1} of {len(config.stages)} {config.stages[number].name}".rstrip()
+            + "; "
+        )
     held_out = _pair("held-out", row.get("eval/correct"), f"best {_number(row.get('eval/best'))}")
     tools = f"tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them"
     kept = f"kept {_number(row['select/kept'], 0)} of {_number(row['rollout/count'], 0)} rollouts"
-    tokens, entropy = _number(row["rollout/sampled_tokens"], 0), _number(row.get("entropy_estimate"))
+    tokens, entropy = (
+        _number(row["rollout/sampled_tokens"], 0),
+        _number(row.get("entropy_estimate")),
+    )
     right = f"{stage}correct {_number(row['rollout/correct'])}"
     lines = [
         ", ".join(filter(None, [right, held_out, tools])),
@@ -37,7 +43,10 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
     if rejected >= _MANY:
         lines.append(f"{rejected:.0%} of the groups have no signal. {advice([dict(row)])}")
     elif row.get("select/unfilled") and config.rollout.refill:
-        lines.append(f"{row['select/unfilled']:.0f} groups are lacking, in spite of {config.rollout.refill} refills")
+        lines.append(
+            f"{row['select/unfilled']:.0f} groups are lacking, in spite of {config.rollout.refill}"
+            " refills"
+        )
     if row.get("skipped"):
         lines.append(f"skipped: {row['skipped']}")
     return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]

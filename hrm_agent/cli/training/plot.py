@@ -1,4 +1,6 @@
-"""`hrm-agent plot`: curves of training runs as one picture, runs of one configuration as one line."""
+"""`hrm-agent plot`: curves of training runs as one picture,
+runs of one configuration as one line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def run(words: list[str]) -> int:
 
     kind = _format(arguments.out, arguments.format)
     if arguments.smooth < 1:
-        raise ConfigError(f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5.")
+        raise ConfigError(
+            f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5."
+        )
     _refuse_twice(arguments.run)
     runs = [read_run(folder) for folder in arguments.run]
     _tell_broken(runs)
@@ -39,7 +43,9 @@ def run(words: list[str]) -> int:
     style = PlotStyle(arguments.x, arguments.band, arguments.smooth)
     try:
         with replacing(out) as part:
-            draw_lines(lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else "")
+            draw_lines(
+                lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else ""
+            )
     except OSError as error:
         raise ConfigError(
             f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out."
@@ -49,25 +55,49 @@ def run(words: list[str]) -> int:
         {
             "picture": str(out),
             "metrics": metrics,
-            "lines": [{"label": o.label, "runs": [r.name for r in o.runs], "steps": o.steps} for o in lines],
+            "lines": [
+                {"label": o.label, "runs": [r.name for r in o.runs], "steps": o.steps}
+                for o in lines
+            ],
             "broken_lines": {run.name: list(run.broken) for run in runs if run.broken},
         }
     )
     for line in lines:
         names = ", ".join(run.name for run in line.runs)
-        output.say(f"{line.label}: {line.steps} steps" + (f" of {names}" if names != line.label else ""))
+        output.say(
+            f"{line.label}: {line.steps} steps" + (f" of {names}" if names != line.label else "")
+        )
     output.say(f"Drawn: {out}")
     return 0
 
 
 def _parser() -> Parser:
-    parser = Parser("plot", "Curves of training runs as one picture. Runs that differ in the seed alone are one line.")
+    parser = Parser(
+        "plot",
+        "Curves of training runs as one picture. Runs that differ in the seed alone are one line.",
+    )
     add = parser.add_argument
-    add("run", nargs="+", type=Path, help="folder of a run of `train rl`, `train sft` or `demo`, under way or ended")
+    add(
+        "run",
+        nargs="+",
+        type=Path,
+        help="folder of a run of `train rl`, `train sft` or `demo`, under way or ended",
+    )
     add("--out", type=Path, metavar="FILE", help="a .png or .svg file [plot.png]")
     add("--format", choices=_FORMATS, help="what is written [what --out ends in]")
-    add("--metrics", nargs="+", default=(), metavar="NAME", help="names of metrics.jsonl [the usual ones]")
-    add("--x", choices=("step", "tokens", "seconds"), default="step", help="what the curves are drawn over [step]")
+    add(
+        "--metrics",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="names of metrics.jsonl [the usual ones]",
+    )
+    add(
+        "--x",
+        choices=("step", "tokens", "seconds"),
+        default="step",
+        help="what the curves are drawn over [step]",
+    )
     add("--smooth", type=int, default=1, metavar="N", help="each point is the mean of N steps [1]")
     parser.add_argument(
         "--by-seed",
@@ -75,9 +105,14 @@ def _parser() -> Parser:
         default=True,
         help="runs of one configuration are one line, their mean with a band [yes]",
     )
-    help_text = "what the band shows: lowest to highest run, or the 95 %% interval of the mean over runs [minmax]"
+    help_text = (
+        "what the band shows: lowest to highest run, or the 95 %% interval of the mean over runs"
+        " [minmax]"
+    )
     add("--band", choices=("minmax", "interval", "none"), default="minmax", help=help_text)
-    help_text = "name of a run's line, once for each run in their order; runs of one label are one line"
+    help_text = (
+        "name of a run's line, once for each run in their order; runs of one label are one line"
+    )
     add("--label", action="append", default=[], metavar="NAME", help=help_text)
     return parser
 
@@ -86,7 +121,10 @@ def _format(out: Path | None, given: str | None) -> str:
     """By the flag, else by the suffix. Raises `ConfigError`."""
     suffix = out.suffix.lower().removeprefix(".") if out is not None else "png"
     if given is None and suffix not in _FORMATS:
-        raise ConfigError(f"{out} ends in no format that is known.", "End it in .png or .svg, or write --format svg.")
+        raise ConfigError(
+            f"{out} ends in no format that is known.",
+            "End it in .png or .svg, or write --format svg.",
+        )
     return given or suffix
 
 
@@ -102,6 +140,12 @@ def _refuse_twice(folders: Sequence[Path]) -> None:
 def _tell_broken(runs: Sequence[PlottedRun]) -> None:
     for each in (run for run in runs if run.broken):
         numbers = ", ".join(map(str, each.broken[:_BROKEN_NAMED]))
-        more = f" and {len(each.broken) - _BROKEN_NAMED} more" if len(each.broken) > _BROKEN_NAMED else ""
-        said = f"metrics.jsonl of {each.name}: line {numbers}{more} cannot be read and was left out."
+        more = (
+            f" and {len(each.broken) - _BROKEN_NAMED} more"
+            if len(each.broken) > _BROKEN_NAMED
+            else ""
+        )
+        said = (
+            f"metrics.jsonl of {each.name}: line {numbers}{more} cannot be read and was left out."
+        )
         remark(said)

@@ -13,12 +13,23 @@ from typing import Any
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import existing_store
-from hrm_agent.cli.common.scorings import differing_lines, fault_rows, mean_rows, rubric_comparison_rows
+from hrm_agent.cli.common.scorings import (
+    differing_lines,
+    fault_rows,
+    mean_rows,
+    rubric_comparison_rows,
+)
 from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
 from hrm_agent.rewards import Scorer, opened_scorer
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
-from hrm_agent.training.evaluation.rubrics import RECORDED, compare_rubrics, fault_counts, reward_means, scorings_named
+from hrm_agent.training.evaluation.rubrics import (
+    RECORDED,
+    compare_rubrics,
+    fault_counts,
+    reward_means,
+    scorings_named,
+)
 from hrm_agent.training.records.rescoring import Rescored, rescore
 from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, VERIFIER_SPEC
 from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
@@ -44,38 +55,67 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("rescore", "Score stored runs by a rubric, beside the scores that they have; compare two rubrics.")
+    parser = Parser(
+        "rescore",
+        "Score stored runs by a rubric, beside the scores that they have; compare two rubrics.",
+    )
     add = parser.add_argument
     add("store", help="a run folder, or a store")
-    help_text = "module:attribute, ./file.py:attribute, answer:READER, verifier (the tasks' own), or scores on record"
+    help_text = (
+        "module:attribute, ./file.py:attribute, answer:READER, verifier (the tasks' own), or scores"
+        " on record"
+    )
     add("--rewards", required=True, metavar="RUBRIC", help=help_text)
-    add("--compare", metavar="RUBRIC", help="a second one: what differs on the same runs; also feedback, recorded")
+    add(
+        "--compare",
+        metavar="RUBRIC",
+        help="a second one: what differs on the same runs; also feedback, recorded",
+    )
     add("--name", help="under which the new scores are stored [the rubric's own]")
     add("--run", help="only the trajectories of this run")
-    add("--thread", nargs="+", default=[], help="only these threads or trajectories, with what they are compared to")
+    add(
+        "--thread",
+        nargs="+",
+        default=[],
+        help="only these threads or trajectories, with what they are compared to",
+    )
     help_text = "score again what the same code has scored: all, or faults only"
     add("--again", nargs="?", const="all", default="", choices=("all", "faults"), help=help_text)
-    add("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    add(
+        "--allow",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="your own types in the states",
+    )
     add("--workers", type=int, default=2, help="processes that score [2]")
     return parser
 
 
 def _check_name(arguments: argparse.Namespace) -> None:
-    if arguments.name is not None and (not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED):
+    if arguments.name is not None and (
+        not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED
+    ):
         raise ConfigError(
             f"Scores cannot be called {arguments.name!r}.",
             f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
         )
     if arguments.workers < 1:
-        raise ConfigError(f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2.")
+        raise ConfigError(
+            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
+        )
 
 
-def _headers(store: RunStore, arguments: argparse.Namespace, damaged: dict[str, str]) -> list[Trajectory]:
+def _headers(
+    store: RunStore, arguments: argparse.Namespace, damaged: dict[str, str]
+) -> list[Trajectory]:
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
 
     run_id = arguments.run or own_run(arguments.store)
-    where: tuple[str, tuple[str, ...]] = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
+    where: tuple[str, tuple[str, ...]] = (
+        ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
+    )
     found = store.journal.headers(*where, on_damage)
     if not found:
         of_run = f" of run {run_id!r}" if run_id else ""
@@ -92,16 +132,23 @@ def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set
     for name in threads:
         if name not in by_name:
             hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
-            raise RunError(f"There is no thread {name!r} to score. {nearest(name, by_name)}".strip(), hint)
+            raise RunError(
+                f"There is no thread {name!r} to score. {nearest(name, by_name)}".strip(), hint
+            )
     return {by_name[name] for name in threads}
 
 
 Side = tuple[str, Mapping[str, Scoring], Rescored | None]
-"""A rubric's name, its scorings, and what this call made of them; None for those that were on record."""
+"""A rubric's name, its scorings, and what this call made of them; None for those that were on
+record.
+"""
 
 
 async def _sides(
-    store: RunStore, headers: Sequence[Trajectory], wanted: Collection[str] | None, arguments: argparse.Namespace
+    store: RunStore,
+    headers: Sequence[Trajectory],
+    wanted: Collection[str] | None,
+    arguments: argparse.Namespace,
 ) -> list[Side]:
     specs = [(arguments.rewards, arguments.name or "")]
     specs += [(arguments.compare, "")] if arguments.compare else []
@@ -118,11 +165,15 @@ async def _side(
 ) -> Side:
     if ":" not in spec and spec != VERIFIER:
         if name:
-            raise ConfigError(f"{spec!r} are scores on record, which have their name.", "Leave out --name.")
+            raise ConfigError(
+                f"{spec!r} are scores on record, which have their name.", "Leave out --name."
+            )
         return spec, scorings_named(store, spec, headers), None
     loaded = VERIFIER_SPEC if spec == VERIFIER else spec
     variables = _where_tasks_are_from(arguments.store)
-    async with opened_scorer(loaded, name=name, workers=arguments.workers, environment=variables) as scorer:
+    async with opened_scorer(
+        loaded, name=name, workers=arguments.workers, environment=variables
+    ) as scorer:
         _check_rubric(scorer, spec)
         total = len(headers) if wanted is None else len(wanted)
         with progress(f"rescore {scorer.rubric.name}", total) as advance:
@@ -133,12 +184,16 @@ async def _side(
                 count += more
                 advance("", count)
 
-            found = await rescore(store, scorer, headers, wanted=wanted, again=arguments.again, on_scored=on_scored)
+            found = await rescore(
+                store, scorer, headers, wanted=wanted, again=arguments.again, on_scored=on_scored
+            )
     return found.rubric, found.scorings, found
 
 
 def _where_tasks_are_from(store: str) -> dict[str, str]:
-    """What a task of a user's own is verified by stands in its code, which the folder of a run names."""
+    """What a task of a user's own is verified by stands in its code, which the folder of a run
+    names.
+    """
     folder = Path(store)
     return {RUN_VARIABLE: str(folder.resolve())} if folder.is_dir() else {}
 
@@ -146,27 +201,37 @@ def _where_tasks_are_from(store: str) -> dict[str, str]:
 def _check_rubric(scorer: Scorer, spec: str) -> None:
     if scorer.rubric.name in _RESERVED and spec != VERIFIER:
         raise ConfigError(
-            f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other scores.",
+            f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other"
+            " scores.",
             "Give its scores another name: --name NAME.",
         )
 
 
-def _report(output: Output, headers: Sequence[Trajectory], sides: Sequence[Side], damaged: Mapping[str, str]) -> int:
+def _report(
+    output: Output, headers: Sequence[Trajectory], sides: Sequence[Side], damaged: Mapping[str, str]
+) -> int:
     data: list[dict[str, Any]] = []
     rewarded = 0
     for name, scorings, made in sides:
         scored = [header for header in headers if header.id in scorings]
         means, faults = reward_means(scored, scorings), fault_counts(scored, scorings)
         rewarded += sum(bool(scorings[header.id].rewards) for header in scored)
-        data.append({"rubric": name, "means": {key: asdict(one) for key, one in means.items()}} | _made_data(made))
+        data.append(
+            {"rubric": name, "means": {key: asdict(one) for key, one in means.items()}}
+            | _made_data(made)
+        )
         data[-1]["faults"] = [asdict(fault) for fault in faults]
         for line in _made_lines(name, made, len(scored)):
             output.say(line)
         output.table(("reward", "mean", "from", "to"), mean_rows(means))
         if faults and made is not None and made.skipped and not made.scored:
-            output.say("Scores that failed are kept, too: `--again faults` scores those runs again.")
+            output.say(
+                "Scores that failed are kept, too: `--again faults` scores those runs again."
+            )
         if faults:
-            output.table(("reward", "no value", "trajectories", "for example", "reason"), fault_rows(faults))
+            output.table(
+                ("reward", "no value", "trajectories", "for example", "reason"), fault_rows(faults)
+            )
     result: dict[str, Any] = {"scored": data} | ({"damaged": dict(damaged)} if damaged else {})
     if len(sides) == 2 and rewarded:
         (a, by_a, _), (b, by_b, _) = sides
@@ -199,9 +264,16 @@ def _made_lines(name: str, made: Rescored | None, on_record: int) -> list[str]:
     if made is None:
         return [f"{name}: {on_record} trajectories on record."]
     code = f" (code {made.code})" if made.code else ""
-    skipped = f", {made.skipped} had been scored by the same code and were skipped" if made.skipped else ""
+    skipped = (
+        f", {made.skipped} had been scored by the same code and were skipped"
+        if made.skipped
+        else ""
+    )
     lines = [f"{name}{code}: {made.scored} trajectories scored{skipped}."]
     for digest, count in made.replaced.items():
         other = f"other code ({digest})" if digest else "code without a digest"
-        lines.append(f"{count} of them had been scored by {other}; those scores were replaced. --name keeps both.")
+        lines.append(
+            f"{count} of them had been scored by {other}; those scores were replaced. --name keeps"
+            " both."
+        )
     return lines + [f"{count} not scored: {reason}." for reason, count in made.left_out.items()]

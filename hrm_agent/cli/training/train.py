@@ -20,7 +20,13 @@ from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
 from hrm_agent.cli.training.panel import panel
-from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
+from hrm_agent.config import (
+    CONFIG_FILE,
+    build_config,
+    compare_on_resume,
+    read_config_file,
+    save_config,
+)
 from hrm_agent.errors import ConfigError, ModelError, RunError, TaskError, nearest
 from hrm_agent.rewards import load_rubric
 
@@ -47,10 +53,17 @@ _WATCHED = {
 def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         usage = "usage: hrm-agent train {rl,sft} [OPTIONS]"
-        print(fitted(f"{usage}\n\n{command_list(ACTIONS)}\n\n`hrm-agent train rl --help` lists the options."))
+        print(
+            fitted(
+                f"{usage}\n\n{command_list(ACTIONS)}\n\n`hrm-agent train rl --help` lists the"
+                " options."
+            )
+        )
         return 0
     if words[0] not in _KINDS:
-        raise ConfigError(f"There is no training {words[0]!r}.", nearest(words[0], _KINDS) or "Write rl or sft.")
+        raise ConfigError(
+            f"There is no training {words[0]!r}.", nearest(words[0], _KINDS) or "Write rl or sft."
+        )
     return _KINDS[words[0]](words[1:])
 
 
@@ -59,8 +72,15 @@ def _rl(words: list[str]) -> int:
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
     help_text = "learn from the rollouts of stores, run folders or exports, and sample nothing"
-    parser.add_argument("--from", dest="source", metavar="STORE", nargs="+", action="extend", help=help_text)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
+    parser.add_argument(
+        "--from", dest="source", metavar="STORE", nargs="+", action="extend", help=help_text
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="run folder; one on record is resumed [a new one]",
+    )
     add_config(parser, GrpoConfig)
     arguments = parser.read(words)
     if arguments.source is not None:  # a key of the configuration by a shorter name
@@ -70,14 +90,19 @@ def _rl(words: list[str]) -> int:
         print_config(shown_rl(config, arguments.out), "train rl", as_json=arguments.json)
         return 0
     in_file = read_config_file(arguments.config, "train rl") if arguments.config else {}
-    one_pass = bool(config.source) and getattr(arguments, "config:steps") is None and "steps" not in in_file
+    one_pass = (
+        bool(config.source)
+        and getattr(arguments, "config:steps") is None
+        and "steps" not in in_file
+    )
     folder = run_folder(arguments.out, config.select.algorithm)
     reinforce(config, folder, Output(as_json=arguments.json), one_pass=one_pass)
     return 0
 
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool = False) -> None:
-    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration has for steps.
+    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration
+    has for steps.
 
     In one of several processes, take part in what the first of them does.
     """
@@ -126,10 +151,14 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     else:
         if not (folder / CONFIG_FILE).exists():
             load_graph(config.graph, config.configurable)
-            for key, roles in (("lora_roles", config.adapter.lora_roles), ("frozen_roles", config.loss.frozen_roles)):
+            for key, roles in (
+                ("lora_roles", config.adapter.lora_roles),
+                ("frozen_roles", config.loss.frozen_roles),
+            ):
                 refuse_other_roles(roles, key, config.graph, config.configurable)
         tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
-    with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
+    # whoever is refused leaves its configuration
+    with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):
         is_new = not (folder / CONFIG_FILE).exists()
         taken_up = _is_taken_up(config, "train rl", folder)
         with tracking(config, config, "train rl", folder, remark, first_step=1):
@@ -137,13 +166,17 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                 say_chosen(choice, output)
                 for line in said:
                     output.say(line)
-                with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
+                with (
+                    progress(config.select.algorithm, config.steps) as advance,
+                    _withdrawn(folder, is_new=is_new),
+                ):
                     asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
             else:
                 output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
     rows = read_metrics(metrics)
-    taken = sum(bool(row["stepped"]) for row in rows) if rows else None  # without metrics it is not known
+    # without metrics it is not known
+    taken = sum(bool(row["stepped"]) for row in rows) if rows else None
     lack, stopped = why_nothing_was_learnt(rows), when_learning_stopped(rows)
     found = {
         "folder": str(folder),
@@ -155,19 +188,31 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     output.result({**found, "last": rows[-1] if rows else None})
     for said_of_it in filter(None, (lack, stopped)):
         remark(said_of_it)
-    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" + (f", {taken} with an update" if taken != len(rows) else "")
+    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" + (
+        f", {taken} with an update" if taken != len(rows) else ""
+    )
     curves = _curves(rows, config, folder) if rows else ""
-    told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
+    told = (
+        f"The run has {steps}; the metrics are {metrics}{curves}"
+        if rows
+        else f"{metrics} has no rows"
+    )
     output.say(f"{told}; the policy is {model}.")
     rollouts = [] if config.source else [f"hrm-agent history --store {folder}"]
     output.next(f"hrm-agent eval --policy {model}{_same(config)}", *rollouts)
 
 
 def _same(config: GrpoConfig) -> str:
-    """The flags with which an evaluation is of what was trained: without them it is of the built-in agent and tasks."""
+    """The flags with which an evaluation is of what was trained: without them it is of the built-in
+    agent and tasks.
+    """
     usual = type(config)()
     names = ("graph", "answer_path", "tasks", "rewards")
-    other = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
+    other = {
+        name: getattr(config, name)
+        for name in names
+        if getattr(config, name) != getattr(usual, name)
+    }
     flags = [f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in other.items()]
     return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as it was in training
 
@@ -185,19 +230,26 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
 
 @contextmanager
 def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
-    """The configuration of a new run whose tasks or policy are refused is not kept: right ones can be named next."""
+    """The configuration of a new run whose tasks or policy are refused is not kept: right ones can
+    be named next.
+    """
     try:
         yield
     except (ModelError, TaskError) as error:
-        if is_new and (isinstance(error, TaskError) or not (folder / "run_id").exists()):  # before anything was sampled
+        # before anything was sampled
+        if is_new and (isinstance(error, TaskError) or not (folder / "run_id").exists()):
             (folder / CONFIG_FILE).unlink()
         raise
 
 
-def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True) -> bool:
-    """False where the run has taken its steps already. Raises `RunError` where another run is in `folder`.
+def _is_taken_up(
+    config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True
+) -> bool:
+    """False where the run has taken its steps already. Raises `RunError` where another run is in
+    `folder`.
 
-    The configuration is saved, by the process that `writes`, only when the run is one that can be gone on with.
+    The configuration is saved, by the process that `writes`, only when the run is one that can be
+    gone on with.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
     from hrm_agent.training.config.commands import FREE_IN_TRAINING, GrpoConfig
@@ -227,7 +279,9 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
 
 
 def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, folder: Path) -> int:
-    """How many steps the rollouts on record depend on, which are not sampled again; looked up where it matters."""
+    """How many steps the rollouts on record depend on, which are not sampled again; looked up where
+    it matters.
+    """
     from hrm_agent.store import open_store
     from hrm_agent.training.config.commands import GrpoConfig
     from hrm_agent.training.rollout.rollout import run_id_of, steps_with_rollouts
@@ -239,13 +293,20 @@ def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, fol
 
 
 def _nothing_left(folder: Path, steps: int | None) -> str:
-    return f"The run in {folder} has taken its {steps} steps already: nothing was done. More: --steps N."
+    return (
+        f"The run in {folder} has taken its {steps} steps already: nothing was done. More:"
+        " --steps N."
+    )
 
 
-def _shown(config: GrpoConfig, advance: Callable[[str, int], None]) -> Callable[[Mapping[str, Any]], None]:
+def _shown(
+    config: GrpoConfig, advance: Callable[[str, int], None]
+) -> Callable[[Mapping[str, Any]], None]:
     """A panel on a terminal, a line a step elsewhere."""
     on_terminal = sys.stderr.isatty()
-    return lambda row: advance("\n".join(panel(row, config)) if on_terminal else watched(row), int(row["step"]) + 1)
+    return lambda row: advance(
+        "\n".join(panel(row, config)) if on_terminal else watched(row), int(row["step"]) + 1
+    )
 
 
 def watched(row: Mapping[str, Any]) -> str:
@@ -258,7 +319,9 @@ def watched(row: Mapping[str, Any]) -> str:
         del shown["reward"]
     # Adding 0.0 takes the sign off -0.0, which a small negative loss is rounded to.
     parts = [
-        f"{name} {round(value, 3) + 0.0:.3f}" for name, value in shown.items() if value is not None and isfinite(value)
+        f"{name} {round(value, 3) + 0.0:.3f}"
+        for name, value in shown.items()
+        if value is not None and isfinite(value)
     ]
     return ", ".join([*parts, f"skipped: {row['skipped']}"] if row.get("skipped") else parts)
 
@@ -266,18 +329,39 @@ def watched(row: Mapping[str, Any]) -> str:
 def _sft(words: list[str]) -> int:
     from hrm_agent.training.config.commands import FineTuneConfig
 
-    parser = Parser("train sft", "Supervised fine-tuning on conversations: each answer in them is learnt.")
-    parser.add_argument(
-        "data", nargs="?", help='JSONL file, a line: {"messages": [{"role": ..., "content": ...}, ...]}'
+    parser = Parser(
+        "train sft", "Supervised fine-tuning on conversations: each answer in them is learnt."
     )
     parser.add_argument(
-        "--from", dest="source", metavar="STORE", help="learn from the completed runs of a store, run folder or export"
+        "data",
+        nargs="?",
+        help='JSONL file, a line: {"messages": [{"role": ..., "content": ...}, ...]}',
     )
-    parser.add_argument("--role", action="append", metavar="ROLE", help="with --from: only answers of it; repeatable")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="STORE",
+        help="learn from the completed runs of a store, run folder or export",
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        metavar="ROLE",
+        help="with --from: only answers of it; repeatable",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="run folder; one on record is resumed [a new one]",
+    )
     add_config(parser, FineTuneConfig)
     arguments = parser.read(words)
-    for name, given in (("data", arguments.data), ("source", arguments.source), ("roles", arguments.role)):
+    for name, given in (
+        ("data", arguments.data),
+        ("source", arguments.source),
+        ("roles", arguments.role),
+    ):
         if given is not None:  # they are keys of the configuration by a shorter name
             setattr(arguments, f"config:{name}", given)
     config = config_from(arguments, FineTuneConfig, "train sft")
@@ -296,13 +380,20 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     from hrm_agent.training.trackers.open import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
-        raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
+        raise RunError(
+            f"{folder} holds a trained model already.", "Name another folder with --out."
+        )
     config = _with_whole_paths(config)
     main = is_first_process()  # of those that share the batches, the one that writes
-    chosen = select(config) if main and config.source and not (folder / CONVERSATIONS).is_file() else None
+    chosen = (
+        select(config)
+        if main and config.source and not (folder / CONVERSATIONS).is_file()
+        else None
+    )
     require_trackers(config)
     if not main:
-        wait_for_all()  # the first one writes the configuration that all are fitted by, and the conversations
+        # the first one writes the configuration that all are fitted by, and the conversations
+        wait_for_all()
     config, choice = fitted_sft(config, folder, chosen.report.rows if chosen is not None else None)
     with alone_in(folder) if main else nullcontext():
         taken_up = _is_taken_up(config, "train sft", folder, writes=main)
@@ -325,7 +416,8 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     output.result(found | ({"taken": chosen.data()} if chosen else {}))
     if skipped:
         remark(
-            f"{skipped} of {config.steps} steps were skipped: {NOT_FINITE}. Look at the data, or lower learning_rate."
+            f"{skipped} of {config.steps} steps were skipped: {NOT_FINITE}. Look at the data, or"
+            " lower learning_rate."
         )
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
     rank = f" --lora-rank {config.adapter.lora_rank}" if config.adapter.lora_rank else ""
@@ -336,10 +428,21 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
     """A run is resumed from any folder. Raises `TaskError` where there is nothing to learn from."""
     if config.source:
         is_url = "://" in config.source
-        return config if is_url else config.model_copy(update={"source": str(Path(config.source).resolve())})
+        return (
+            config
+            if is_url
+            else config.model_copy(update={"source": str(Path(config.source).resolve())})
+        )
     if not Path(config.data).is_file():
-        named = f"There is no file {config.data}." if config.data else "No file of conversations was named."
-        raise TaskError(named, 'Name a JSONL file; a line: {"messages": [...]}; or runs on record: --from STORE.')
+        named = (
+            f"There is no file {config.data}."
+            if config.data
+            else "No file of conversations was named."
+        )
+        raise TaskError(
+            named,
+            'Name a JSONL file; a line: {"messages": [...]}; or runs on record: --from STORE.',
+        )
     return config.model_copy(update={"data": str(Path(config.data).resolve())})
 
 
@@ -356,10 +459,13 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     conversations = read_chats(data)
     if not conversations:
         raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
-    config, _ = fitted_sft(config, folder, len(conversations))  # they may have been written before the configuration
+    # they may have been written before the configuration
+    config, _ = fitted_sft(config, folder, len(conversations))
     steps = decided(config.steps, "steps")
     # In half precision an update at a small learning rate is lost in the rounding.
-    policy = TrainedPolicy.load(config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed)
+    policy = TrainedPolicy.load(
+        config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed
+    )
     with progress("sft", steps) as advance:
         train_sft(
             policy.model,

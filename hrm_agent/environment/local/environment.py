@@ -1,8 +1,8 @@
 """Runs model-written Python on this machine, in processes that the kernel fences off.
 
-`Scheduler` decides which call is next and what a session's call is run on, `LocalWorkers` runs it in a slot; here both
-are given an event loop's face. How a slot is fenced off, and what that does not hold against, is told where it is done:
-`sandbox/kernel.py` and `docs/environment.md`.
+`Scheduler` decides which call is next and what a session's call is run on, `LocalWorkers` runs it
+in a slot; here both are given an event loop's face. How a slot is fenced off, and what that does
+not hold against, is told where it is done: `sandbox/kernel.py` and `docs/environment.md`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,28 @@ class LocalEnvironment(Environment):
         cgroup: Path | None = None,
         spare_seconds: float | None = None,
     ) -> None:
-        """`slots`: calls that run at once; by default two per core, because a call's wall clock runs while it waits for
-        a core. `max_sessions`: living sessions, at least `slots`; the one idle longest makes room, and is rebuilt from
-        its cells when it is asked for again. `isolation`: the least that is accepted. `packages`: installed
-        distributions that snippets may import; None: numpy and sympy, if they are there. `queue_limit`: calls that
-        wait; `run` waits for room, `submit` raises QueueFullError. `cgroup`: a folder of cgroups (version 2) that was
-        delegated to this user: L3 is asked for by it; None: for `isolation` L3 the cgroup of this process is divided.
-        `spare_seconds`: how long processes above `slots` are kept that nobody needs; None: a second, or less where no
-        session lives.
+        """`slots`: calls that run at once; by default two per core, because a call's wall clock
+        runs while it waits for a core. `max_sessions`: living sessions, at least `slots`; the one
+        idle longest makes room, and is rebuilt from its cells when it is asked for again.
+        `isolation`: the least that is accepted. `packages`: installed distributions that snippets
+        may import; None: numpy and sympy, if they are there. `queue_limit`: calls that wait; `run`
+        waits for room, `submit` raises QueueFullError. `cgroup`: a folder of cgroups (version 2)
+        that was delegated to this user: L3 is asked for by it; None: for `isolation` L3 the cgroup
+        of this process is divided. `spare_seconds`: how long processes above `slots` are kept that
+        nobody needs; None: a second, or less where no session lives.
 
         Raises HrmError where this machine isolates less than `isolation`.
         """
         self._workers = LocalWorkers(
-            slots, isolation=isolation, packages=packages, cgroup=cgroup, spare_seconds=spare_seconds
+            slots,
+            isolation=isolation,
+            packages=packages,
+            cgroup=cgroup,
+            spare_seconds=spare_seconds,
         )
-        self._scheduler = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
+        self._scheduler = Scheduler(
+            self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit)
+        )
         self.slots = self._workers.slots
         self.max_sessions = max(max_sessions, self.slots)
 
@@ -86,10 +93,14 @@ class LocalEnvironment(Environment):
         """Start all slots of both kinds, so that no later call waits for an import."""
         loop = asyncio.get_running_loop()
         for code in ("", *(f"# {name}" for name in self._workers.packages[:1])):
-            answers: list[asyncio.Future[ExecutionResult]] = [loop.create_future() for _ in range(self.slots)]
+            answers: list[asyncio.Future[ExecutionResult]] = [
+                loop.create_future() for _ in range(self.slots)
+            ]
             for answer in answers:
                 waiter = partial(_notify, loop, answer)
-                self._workers.start(Work(code, Limits(), lambda result, _, tell=waiter: tell(result)))
+                self._workers.start(
+                    Work(code, Limits(), lambda result, _, tell=waiter: tell(result))
+                )
             await asyncio.gather(*answers)
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
@@ -97,7 +108,9 @@ class LocalEnvironment(Environment):
         return self._scheduler.submit(submission)
 
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Scheduler`)."""
+        """Make `target` what `source` is when its running call has ended: a copy of its cells (see
+        `Scheduler`).
+        """
         await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
 
     async def end_session(self, session: str, *, run: str = "") -> None:
@@ -108,7 +121,9 @@ class LocalEnvironment(Environment):
         return self._scheduler.metrics()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
+        """Take no more calls, and wait for the open ones; False if some are still open after
+        `seconds`.
+        """
         return await asyncio.to_thread(self._scheduler.drain, seconds)
 
     async def check_health(self, seconds: float = 5.0) -> str:
@@ -119,14 +134,20 @@ class LocalEnvironment(Environment):
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """`close` for where there is no event loop. In a fork of the process that made it, only lets go of it."""
+        """`close` for where there is no event loop. In a fork of the process that made it, only
+        lets go of it.
+        """
         if self._scheduler.is_ours:
             self._scheduler.close()
         else:
             self._workers.abandon()
 
 
-def _notify(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
+def _notify(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[ExecutionResult],
+    result: ExecutionResult,
+) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(_settle, answer, result)
 

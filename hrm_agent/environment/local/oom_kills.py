@@ -1,6 +1,7 @@
 """The kernel's count of processes that it killed for want of memory, on the whole machine.
 
-A process that was killed does not say by whom: SIGKILL may be its own, or that of another process of its call.
+A process that was killed does not say by whom: SIGKILL may be its own, or that of another process
+of its call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from hrm_agent.environment.sandbox.memory import figure
 __all__ = ["OomKills"]
 
 RECENT_SECONDS = 1.0
-"""A count this old is good enough for what begins now: the kernel adds up a figure for each processor."""
+"""A count this old is good enough for what begins now: the kernel adds up a figure for each
+processor.
+"""
 
 
 class OomKills:

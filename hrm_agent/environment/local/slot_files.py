@@ -1,7 +1,8 @@
 """The files of a slot, and what they and the slot's reply come to.
 
-Code, stdout, stderr and value are memory files. The kernel bounds them by RLIMIT_FSIZE while the snippet writes, so a
-flood of output costs neither memory nor reading time here: only the head and the tail that are kept are ever read.
+Code, stdout, stderr and value are memory files. The kernel bounds them by RLIMIT_FSIZE while the
+snippet writes, so a flood of output costs neither memory nor reading time here: only the head and
+the tail that are kept are ever read.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ from hrm_agent.environment.base import ExecutionResult, Limits
 from hrm_agent.environment.sandbox.protocol import MEMORY_ERROR, Ended, Reply
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome", "session_gone", "signal_name"]
+__all__ = [
+    "OUTPUT_FACTOR",
+    "SlotFiles",
+    "infrastructure_failure",
+    "outcome",
+    "session_gone",
+    "signal_name",
+]
 
 OUTPUT_FACTOR = 64
-"""A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
+"""A snippet may write this many times `Limits.output_bytes` to one file before its writes fail
+(`output_limit`).
+"""
 _CUT_NOTE_BYTES = 80
 _MODE = 0o777
 """Mode of a new memory file. A snippet can change it where host and snippet are the same user."""
@@ -50,12 +60,15 @@ class SlotFiles:
         self._code_bytes = 0
 
     def prepare(self, code: str) -> None:
-        """Empty what the last call wrote, and put the code in. Where in a file one stands is shared with the slot."""
+        """Empty what the last call wrote, and put the code in. Where in a file one stands is shared
+        with the slot.
+        """
         for descriptor in self.descriptors:
             what = os.fstat(descriptor)
             if what.st_size or what.st_blocks:  # pages may lie beyond the end, too
                 os.ftruncate(descriptor, 0)
-            if stat.S_IMODE(what.st_mode) != _MODE:  # changed by the last call; the next one has to open them
+            # changed by the last call; the next one has to open them
+            if stat.S_IMODE(what.st_mode) != _MODE:
                 os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
         # The line end lets a child that read nothing be told from one that read an empty snippet.
@@ -65,7 +78,8 @@ class SlotFiles:
 
     @property
     def started(self) -> bool:
-        """True if the child read its code: the last thing before the snippet runs, and nothing that it could undo.
+        """True if the child read its code: the last thing before the snippet runs, and nothing that
+        it could undo.
 
         A session's process keeps the file, and could: of its calls the slot's word counts.
         """
@@ -82,12 +96,17 @@ class SlotFiles:
         descriptor = self.descriptors[index]
         if size <= limit:
             return os.pread(descriptor, limit, 0).decode("utf-8", "replace")
-        head, tail = os.pread(descriptor, limit // 2, 0), os.pread(descriptor, limit // 2, size - limit // 2)
+        head, tail = (
+            os.pread(descriptor, limit // 2, 0),
+            os.pread(descriptor, limit // 2, size - limit // 2),
+        )
         note = f"\n[... {size - len(head) - len(tail)} of {size} bytes cut ...]\n"
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
     def value(self, limit: int) -> tuple[str | None, str | None, bool]:
-        """Repr and JSON of the value, and whether there is a MemoryError instead. All of it is the snippet's claim."""
+        """Repr and JSON of the value, and whether there is a MemoryError instead. All of it is the
+        snippet's claim.
+        """
         size = self.size(3)
         if size == 0:
             return None, None, False
@@ -98,7 +117,11 @@ class SlotFiles:
         if not found or len(length) > 9 or not length.isdigit():
             return data[:limit].decode("utf-8", "replace"), None, False
         shown, encoded = rest[: int(length)], rest[int(length) :]
-        return shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None, _json(encoded), False
+        return (
+            shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None,
+            _json(encoded),
+            False,
+        )
 
     def close(self) -> None:
         """Free the files; harmless a second time."""
@@ -124,18 +147,27 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def outcome(
-    reply: Reply, files: SlotFiles, limits: Limits, isolation: str, *, started: bool, oom_killed: Callable[[], bool]
+    reply: Reply,
+    files: SlotFiles,
+    limits: Limits,
+    isolation: str,
+    *,
+    started: bool,
+    oom_killed: Callable[[], bool],
 ) -> ExecutionResult:
     """The typed outcome of a call that ended as `reply` says.
 
-    `oom_killed`: whether the kernel has killed for want of memory meanwhile; asked only where that makes a difference.
+    `oom_killed`: whether the kernel has killed for want of memory meanwhile; asked only where that
+    makes a difference.
     """
     stdout_bytes, stderr_bytes = files.size(1), files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
     value, value_json, memory_error = files.value(limits.output_bytes)
     status = _status(reply, started=started, full=full)
     if status is None:
-        status = _status_of_exit(_exit_code(reply), reply, limits, memory_error=memory_error, oom_killed=oom_killed)
+        status = _status_of_exit(
+            _exit_code(reply), reply, limits, memory_error=memory_error, oom_killed=oom_killed
+        )
     return ExecutionResult(
         status=status,
         stdout=files.read(1, limits.output_bytes, stdout_bytes),
@@ -157,18 +189,26 @@ def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
 
 
 def session_gone(isolation: str) -> ExecutionResult:
-    """The outcome of a call whose session's process has ended by itself before it: as of `Ended.GONE`."""
+    """The outcome of a call whose session's process has ended by itself before it: as of
+    `Ended.GONE`.
+    """
     return ExecutionResult(status=ToolStatus.ERROR, stderr=_WORDS[Ended.GONE], isolation=isolation)
 
 
 def _ending(reply: Reply) -> str:
     """What the snippet could not say itself."""
     code = _exit_code(reply) if reply.ended == Ended.EXITED else 0
-    return f"Process ended by {signal_name(-code)}\n" if code < 0 else _WORDS.get(Ended(reply.ended), "")
+    return (
+        f"Process ended by {signal_name(-code)}\n"
+        if code < 0
+        else _WORDS.get(Ended(reply.ended), "")
+    )
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL, SIGRTMIN+3; `signal 32` of those that have no name: the kernel has 64, of which a snippet chooses."""
+    """SIGKILL, SIGRTMIN+3; `signal 32` of those that have no name: the kernel has 64, of which a
+    snippet chooses.
+    """
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
     try:
@@ -194,14 +234,16 @@ def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
         return seen
     if full:
         return ToolStatus.OUTPUT_LIMIT
-    return ToolStatus.ERROR if reply.ended in (Ended.BROKEN, Ended.TOO_MANY, Ended.UNWATCHED) else None
+    return (
+        ToolStatus.ERROR if reply.ended in (Ended.BROKEN, Ended.TOO_MANY, Ended.UNWATCHED) else None
+    )
 
 
 def _status_of_exit(
     code: int, reply: Reply, limits: Limits, *, memory_error: bool, oom_killed: Callable[[], bool]
 ) -> ToolStatus:
-    """A snippet can end by any signal that it chooses, also as the first process of its namespace: what the signals of
-    the kernel's own limits mean has to be seen by something else, too.
+    """A snippet can end by any signal that it chooses, also as the first process of its namespace:
+    what the signals of the kernel's own limits mean has to be seen by something else, too.
     """
     if code in (-signal.SIGXCPU, -signal.SIGKILL) and reply.cpu_seconds >= limits.cpu_seconds:
         return ToolStatus.TIMEOUT

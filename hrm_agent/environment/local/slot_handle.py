@@ -31,7 +31,9 @@ MAX_CALLS = 1000
 @cache
 def _names() -> dict[int, str]:
     column = ARCHITECTURES[os.uname().machine][1]
-    return {number: name for name, numbers in NUMBERS.items() if (number := numbers[column]) is not None}
+    return {
+        number: name for name, numbers in NUMBERS.items() if (number := numbers[column]) is not None
+    }
 
 
 def refused_calls(flat: Sequence[int]) -> dict[str, int]:
@@ -61,13 +63,19 @@ class SlotHandle:
     calls: int = 0
     """Number of calls that the slot has run."""
     worn: bool = False
-    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or an idle session's death."""
+    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or an idle
+    session's death.
+    """
     oom_kills: int = 0
-    """Processes that the kernel had killed for want of memory when its work began, or not long before."""
+    """Processes that the kernel had killed for want of memory when its work began, or not long
+    before.
+    """
     refused: dict[str, int] = field(default_factory=dict[str, int])
     """Refused system calls of its present work: name -> count."""
     ending: bool = False
-    """Until it says that the processes of its last session are gone, they read and write its files."""
+    """Until it says that the processes of its last session are gone,
+    they read and write its files.
+    """
 
     def send(self, work: Work, call: int, *, crowded: bool) -> bool:
         """Have it begin `work`. False if it is gone."""
@@ -108,7 +116,9 @@ class SlotHandle:
             self.line.send(REQUEST.pack(*Request(Operation.KILL, self.call)))
 
     def end_session(self, call: int) -> None:
-        """Have it end its session's process, and say so. Where it died just now, that is heard of."""
+        """Have it end its session's process, and say so. Where it died just now,
+        that is heard of.
+        """
         self.session, self.call, self.ending = 0, call, True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, call)))
@@ -119,7 +129,9 @@ class SlotHandle:
         begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
         started = begun if work.session else self.files.started
         killed = partial(self.pool.oom_kills.since, self.oom_kills)
-        found = outcome(reply, self.files, work.limits, isolation, started=started, oom_killed=killed)
+        found = outcome(
+            reply, self.files, work.limits, isolation, started=started, oom_killed=killed
+        )
         if self.refused:
             found = replace(found, refused=self.refused)
         self.worn = self.calls >= MAX_CALLS or found.status not in (ToolStatus.OK, ToolStatus.ERROR)
@@ -155,17 +167,26 @@ class SlotPool:
         self.silent_deaths += 1
 
     def is_given_up(self) -> bool:
-        """True if no zygote is to be started for now; it may have been the machine, so that is tried again."""
-        return self.silent_deaths >= MAX_SILENT_DEATHS and time.monotonic() - self.last_death < GIVEN_UP_SECONDS
+        """True if no zygote is to be started for now; it may have been the machine, so that is
+        tried again.
+        """
+        return (
+            self.silent_deaths >= MAX_SILENT_DEATHS
+            and time.monotonic() - self.last_death < GIVEN_UP_SECONDS
+        )
 
     def take(self) -> SlotHandle | None:
-        """The slot that was idle for longest: its next child is likely ready. None if there is no idle slot."""
+        """The slot that was idle for longest: its next child is likely ready. None if there is no
+        idle slot.
+        """
         slot = self.idle.pop(0) if self.idle else None
         self.unneeded = min(self.unneeded, len(self.idle))
         return slot
 
     def surplus(self, most: int, seconds: float) -> list[SlotHandle]:
-        """Of more than `most` idle slots those that nobody has needed for `seconds`. To be asked again and again."""
+        """Of more than `most` idle slots those that nobody has needed for `seconds`. To be asked
+        again and again.
+        """
         now, found = time.monotonic(), list[SlotHandle]()
         if len(self.idle) <= most:
             self.counted_at = now

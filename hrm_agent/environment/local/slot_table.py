@@ -1,7 +1,7 @@
 """The slots of an environment: which there are, what each is at, which of them are idle.
 
-Every method but one wants the lock of the workers that the table belongs to. Where one raises, what was made or begun
-is discarded.
+Every method but one wants the lock of the workers that the table belongs to. Where one raises, what
+was made or begun is discarded.
 """
 
 from __future__ import annotations
@@ -26,18 +26,26 @@ from hrm_agent.environment.scheduler.workers import Work
 __all__ = ["SlotTable"]
 
 SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
-"""For how long idle slots above `slots` are kept that nobody needs: while something runs or lives, and else."""
+"""For how long idle slots above `slots` are kept that nobody needs: while something runs or lives,
+and else.
+"""
 
 
 class SlotTable:
     """The slots of one environment."""
 
-    def __init__(self, slots: int, packages: Sequence[str], poll: select.epoll, spare_seconds: float | None) -> None:
-        """`poll` watches the slots. `spare_seconds`: how long idle slots above `slots` are kept; None: the default."""
+    def __init__(
+        self, slots: int, packages: Sequence[str], poll: select.epoll, spare_seconds: float | None
+    ) -> None:
+        """`poll` watches the slots. `spare_seconds`: how long idle slots above `slots` are kept;
+        None: the default.
+        """
         self._slots, self._poll, self._spare = slots, poll, spare_seconds
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
         """Number of busy slots from which on requests say `crowded`."""
-        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
+        self._words = (
+            re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
+        )
         kills = OomKills()
         self.bare, self._scientific = self.pools = SlotPool((), kills), SlotPool(packages, kills)
         self.by_line: dict[int, SlotHandle] = {}
@@ -47,11 +55,14 @@ class SlotTable:
         self.numbers = count(1)
         """Numbers for requests."""
         self._slot_numbers = count(secrets.randbelow(SLOT_NUMBERS))
-        """From anywhere, since of a slot's number its user is made, where the host is root: what the kernel counts for
-        a user is not to be shared with the slots of another environment."""
+        """From anywhere, since of a slot's number its user is made, where the host is root: what
+        the kernel counts for a user is not to be shared with the slots of another environment.
+        """
 
     def place(self, work: Work) -> bool:
-        """Have a slot begin `work`; where its pool has none, nor a zygote to make one, the work waits: False."""
+        """Have a slot begin `work`; where its pool has none, nor a zygote to make one, the work
+        waits: False.
+        """
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self.bare
         while not work.again and (slot := pool.take()) is not None:
@@ -59,7 +70,11 @@ class SlotTable:
                 return True
             self.discard(slot)
         zygote = pool.zygote
-        if zygote is not None and not zygote.has_ended() and self.send(self.make(pool, zygote), work):
+        if (
+            zygote is not None
+            and not zygote.has_ended()
+            and self.send(self.make(pool, zygote), work)
+        ):
             return True
         pool.waiting.append(work)
         return False
@@ -82,7 +97,10 @@ class SlotTable:
                 self.discard(slot)
                 raise
             with suppress(OSError):  # the zygote is gone: that is heard of
-                zygote.new_slot(next(self._slot_numbers) % SLOT_NUMBERS, [theirs.fileno(), *slot.files.descriptors])
+                zygote.new_slot(
+                    next(self._slot_numbers) % SLOT_NUMBERS,
+                    [theirs.fileno(), *slot.files.descriptors],
+                )
         return slot
 
     def send(self, slot: SlotHandle, work: Work) -> bool:
@@ -109,13 +127,19 @@ class SlotTable:
             pool.idle.append(slot)
 
     def give_up_surplus(self, lock: threading.Lock) -> float | None:
-        """(Without the lock.) Discard idle slots that nobody needs. Seconds until that is to be looked at again."""
+        """(Without the lock.) Discard idle slots that nobody needs. Seconds until that is to be
+        looked at again.
+        """
         if all(len(pool.idle) <= self._slots for pool in self.pools):
             return None
         with lock:
-            busy = bool(self.sessions) or any(slot.work is not None for slot in self.by_line.values())
+            busy = bool(self.sessions) or any(
+                slot.work is not None for slot in self.by_line.values()
+            )
             seconds = self._spare or (SURPLUS_SECONDS if busy else QUIET_SECONDS)
-            for slot in [slot for pool in self.pools for slot in pool.surplus(self._slots, seconds)]:
+            for slot in [
+                slot for pool in self.pools for slot in pool.surplus(self._slots, seconds)
+            ]:
                 self.discard(slot)
         return seconds
 
@@ -134,7 +158,9 @@ class SlotTable:
             slot.pool.idle.remove(slot)
 
     def discard_dead(self, pool: SlotPool) -> None:
-        """Forget the idle slots that are gone, which is not heard of yet: all of them where their zygote is gone."""
+        """Forget the idle slots that are gone, which is not heard of yet: all of them where their
+        zygote is gone.
+        """
         if pool.zygote is None or pool.zygote.has_ended():
             dead = list(pool.idle)
         else:

@@ -1,12 +1,14 @@
 """`Workers` on this machine: the host's end of the slots that snippets run in.
 
-A zygote for each pool of slots: `bare` has the standard library warm, `scientific` the packages that snippets may
-import; a call is routed by the package names found in its code. Zygotes fork slots as they are needed, slots are kept.
-One thread hears what slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread
-that started it. Nothing ends it that goes wrong in it: a surprise costs one call at most, is counted and logged, and
-the slot or zygote that it happened at is replaced.
+A zygote for each pool of slots: `bare` has the standard library warm, `scientific` the packages
+that snippets may import; a call is routed by the package names found in its code. Zygotes fork
+slots as they are needed, slots are kept. One thread hears what slots have to say; it is also the
+one that starts zygotes, since a zygote dies with the thread that started it. Nothing ends it that
+goes wrong in it: a surprise costs one call at most, is counted and logged, and the slot or zygote
+that it happened at is replaced.
 
-What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is watched.
+What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is
+watched.
 """
 
 from __future__ import annotations
@@ -24,12 +26,22 @@ from pathlib import Path
 
 from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.environment.base import ExecutionResult
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
+from hrm_agent.environment.isolation import (
+    DEFAULT_ISOLATION,
+    LESS_ISOLATION_HINT,
+    Isolation,
+    level_of,
+)
 from hrm_agent.environment.local.serving_thread import Wake
 from hrm_agent.environment.local.slot_files import infrastructure_failure, session_gone
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
 from hrm_agent.environment.local.slot_table import SlotTable
-from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
+from hrm_agent.environment.local.zygote_process import (
+    ZygoteHome,
+    ZygoteProcess,
+    installed,
+    wait_until,
+)
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
@@ -60,14 +72,16 @@ class LocalWorkers:
         cgroup: Path | None = None,
         spare_seconds: float | None = None,
     ) -> None:
-        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there.
-        `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this process's own is divided.
-        `spare_seconds`: how long idle slots above `slots` are kept; None: a second, or less where nothing lives.
+        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if
+        they are there. `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this
+        process's own is divided. `spare_seconds`: how long idle slots above `slots` are kept; None:
+        a second, or less where nothing lives.
         """
         if sys.platform != "linux":
             raise HrmError(
                 f"Model-written code is isolated by Linux; this is {sys.platform}.",
-                "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
+                "Run `hrm-agent environment serve` on a Linux machine, and name it here with"
+                " --environment URL.",
             )
         self.slots = slots or default_slots()
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
@@ -102,11 +116,14 @@ class LocalWorkers:
                 if not self._table.place(work):
                     self._wake.ring()
             elif not self._table.send(slot, work):
-                if slot.has_ended():  # the thread hears what it said last, and by that whose doing it was
+                # the thread hears what it said last, and by that whose doing it was
+                if slot.has_ended():
                     slot.work = work
                     return
                 self._table.discard(slot)
-                self._notify(work, self._failure("the call could not be handed to its session"), lost=True)
+                self._notify(
+                    work, self._failure("the call could not be handed to its session"), lost=True
+                )
 
     def kill(self, work: Work) -> None:
         with self._lock:
@@ -178,7 +195,9 @@ class LocalWorkers:
             self._end()
 
     def _turn(self) -> None:
-        """One look at the slots. Whatever goes wrong in it is counted and logged, and the next one begins."""
+        """One look at the slots. Whatever goes wrong in it is counted and logged, and the next one
+        begins.
+        """
         try:
             events = self._poll.poll(self._table.give_up_surplus(self._lock))
         except BaseException as error:
@@ -207,7 +226,9 @@ class LocalWorkers:
         reason = first = ""
         grouped = least is Isolation.L3
         for isolated in (True, False):
-            self._place_of_zygotes = ZygoteHome(self.packages, isolated=isolated, grouped=grouped, top=top)
+            self._place_of_zygotes = ZygoteHome(
+                self.packages, isolated=isolated, grouped=grouped, top=top
+            )
             reason = self._probe()
             if first:  # why it is tried without
                 self.missing["namespaces"] = first
@@ -223,7 +244,9 @@ class LocalWorkers:
         raise HrmError(why, LESS_ISOLATION_HINT)
 
     def _probe(self) -> str:
-        """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills `missing`."""
+        """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills
+        `missing`.
+        """
         self.missing: dict[str, str] = {}
         """Layer -> why it is not in force."""
         bare = self._table.bare
@@ -252,7 +275,8 @@ class LocalWorkers:
             return
         try:
             data = slot.line.recv(READY_BYTES)
-        except BlockingIOError:  # what was heard of was another's, whose descriptor this one has now
+        # what was heard of was another's, whose descriptor this one has now
+        except BlockingIOError:
             return
         except OSError:
             data = b""
@@ -260,7 +284,8 @@ class LocalWorkers:
             self._finish(slot, Reply(*REPLY.unpack(data)))
         elif len(data) == REFUSED.size:
             slot.refused = refused_calls(REFUSED.unpack(data))
-        elif not data or not set(json.loads(data)) <= set(self.missing):  # a slot that isolates less than the first
+        # a slot that isolates less than the first
+        elif not data or not set(json.loads(data)) <= set(self.missing):
             self._on_slot_lost(slot)
 
     def _finish(self, slot: SlotHandle, reply: Reply) -> None:
@@ -280,7 +305,11 @@ class LocalWorkers:
                 slot.session = 0
             if reply.last:
                 if slot.work is not None:  # it came when the session's process was dying
-                    gone = self._failure("killed before it began") if slot.killed else session_gone(self.isolation)
+                    gone = (
+                        self._failure("killed before it began")
+                        if slot.killed
+                        else session_gone(self.isolation)
+                    )
                     self._finished.append((slot.work, gone, not slot.killed))
                     slot.work = None
                 self._table.discard(slot)
@@ -290,8 +319,8 @@ class LocalWorkers:
             self._on_death(session)
 
     def _result(self, slot: SlotHandle, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
-        """The outcome of a work, and whether it was lost. What cannot be made out of what a snippet left is its own
-        error: it may not make a call that nobody is to blame for.
+        """The outcome of a work, and whether it was lost. What cannot be made out of what a snippet
+        left is its own error: it may not make a call that nobody is to blame for.
         """
         try:
             return slot.result(work, reply, self.isolation)
@@ -306,8 +335,8 @@ class LocalWorkers:
     def _on_slot_lost(self, slot: SlotHandle) -> None:
         """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again.
 
-        What has ended it may have ended others of its pool. Those that live are kept: whoever finds a way to end a slot
-        is not to take the others' warm ones.
+        What has ended it may have ended others of its pool. Those that live are kept: whoever finds
+        a way to end a slot is not to take the others' warm ones.
         """
         with self._lock:
             self.slot_deaths += 1
@@ -324,7 +353,11 @@ class LocalWorkers:
         """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
         for pool in self._table.pools:
             zygote = pool.zygote
-            if zygote is not None and zygote.control.fileno() == descriptor and (broken or zygote.handshake()):
+            if (
+                zygote is not None
+                and zygote.control.fileno() == descriptor
+                and (broken or zygote.handshake())
+            ):
                 self._poll.unregister(descriptor)
                 with self._lock:
                     pool.lose_zygote()
@@ -363,7 +396,9 @@ class LocalWorkers:
                 self._table.place(work)
         except Exception as error:
             self._guard.caught(error)
-            self._finished.append((work, self._failure(f"the call could not be started: {error}"), True))
+            self._finished.append(
+                (work, self._failure(f"the call could not be started: {error}"), True)
+            )
 
     def _notify_finished(self) -> None:
         while self._finished:

@@ -33,31 +33,42 @@ __all__ = [
 ]
 
 _BOOT = (
-    "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
-    " from sandbox.{} import main; del sys.path[0]; os.close(folder); main()"
+    "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0,"
+    " f'/proc/self/fd/{{folder}}'); from sandbox.{} import main; del sys.path[0]; os.close(folder);"
+    " main()"
 )
-"""By a path that says nothing of the host: snippets can read where the code around them comes from."""
+"""By a path that says nothing of the host:
+snippets can read where the code around them comes from.
+"""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has threads cannot be forked; and a snippet has one core at best."""
 
 _GROUPS_HINT = (
-    "L3 needs a cgroup that is delegated: start the program by `systemd-run --user --scope -p Delegate=yes COMMAND`, or"
-    " name a folder with --cgroup (in Python cgroup=); docs/environment.md has the commands. Or accept L2."
+    "L3 needs a cgroup that is delegated: start the program by `systemd-run --user --scope -p"
+    " Delegate=yes COMMAND`, or name a folder with --cgroup (in Python cgroup=);"
+    " docs/environment.md has the commands. Or accept L2."
 )
 STUCK_SECONDS = 10.0
-"""A zygote that takes no request for so long makes no slot: those who wait for it have locks of their own."""
+"""A zygote that takes no request for so long makes no slot: those who wait for it have locks of
+their own.
+"""
 PURE = "HRM_AGENT_PURE_SANDBOX"
 """Environment variable: if it is set, slots do without their compiled body."""
 
 
 def missing_body() -> str:
-    """Why slots do without their compiled body; empty if they have it (where there are namespaces)."""
+    """Why slots do without their compiled body;
+    empty if they have it (where there are namespaces).
+    """
     if os.environ.get(PURE):
         return f"{PURE} is set"
     try:
         body = importlib.import_module("hrm_agent.environment.sandbox._serve")
     except ImportError:
-        return "none was built when hrm-agent was installed: that takes a C compiler and the interpreter's headers"
+        return (
+            "none was built when hrm-agent was installed: that takes a C compiler and the"
+            " interpreter's headers"
+        )
     source = Path(__file__).parents[1] / "sandbox" / "_serve.c"
     if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest()[:16] != body.SOURCE:
         return "it was built from another version of _serve.c: install hrm-agent again"
@@ -65,14 +76,21 @@ def missing_body() -> str:
 
 
 class ZygoteHome:
-    """What zygotes of one environment share: the packages that snippets may import, a folder of this process, and the
-    cgroup that slots make theirs in.
+    """What zygotes of one environment share: the packages that snippets may import, a folder of
+    this process, and the cgroup that slots make theirs in.
     """
 
     def __init__(
-        self, packages: Sequence[str], *, isolated: bool, grouped: bool = False, top: Path | None = None
+        self,
+        packages: Sequence[str],
+        *,
+        isolated: bool,
+        grouped: bool = False,
+        top: Path | None = None,
     ) -> None:
-        """`grouped`: calls have cgroups, below `top`, or below this process's own. Raises HrmError if they cannot."""
+        """`grouped`: calls have cgroups, below `top`, or below this process's own. Raises HrmError
+        if they cannot.
+        """
         self.packages = locate(tuple(packages))
         """Path -> name."""
         self.isolated = isolated
@@ -83,7 +101,9 @@ class ZygoteHome:
             try:
                 self.groups = cgroup.claim(str(top) if top is not None else None)
             except OSError as error:
-                raise HrmError(f"No cgroup for model-written code: {error}.", _GROUPS_HINT) from None
+                raise HrmError(
+                    f"No cgroup for model-written code: {error}.", _GROUPS_HINT
+                ) from None
         self._folder = None if isolated else tempfile.TemporaryDirectory(prefix="snippets-")
         if self._folder is not None:
             Path(self.folder).chmod(0o711)
@@ -132,7 +152,8 @@ def is_hung_up(line: socket.socket) -> bool:
 class ZygoteProcess:
     """A running fork server. Requests may be sent before it is ready: they wait in its socket.
 
-    The socket does not block, since slots are asked for from event loops too, some of which are watched for that.
+    The socket does not block, since slots are asked for from event loops too, some of which are
+    watched for that.
     """
 
     def __init__(self, place: ZygoteHome, imports: Sequence[str]) -> None:
@@ -140,8 +161,14 @@ class ZygoteProcess:
         self.control.setblocking(False)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
-        given |= {"folder": place.folder, "site": place.site, "compiled": not missing_body(), "groups": place.groups}
-        # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
+        given |= {
+            "folder": place.folder,
+            "site": place.site,
+            "compiled": not missing_body(),
+            "groups": place.groups,
+        }
+        # A fixed hash seed, because the order of a set would otherwise change a snippet's output
+        # from run to run.
         self._process = subprocess.Popen(
             bare_python("zygote", str(theirs.fileno()), json.dumps(given)),
             env={"PYTHONHASHSEED": "0", **_ONE_THREAD},
@@ -173,13 +200,17 @@ class ZygoteProcess:
         return is_hung_up(self.control)
 
     def last_words(self) -> str:
-        """The last line that the zygote wrote to stderr, for its own errors only: children never hold that file."""
+        """The last line that the zygote wrote to stderr, for its own errors only: children never
+        hold that file.
+        """
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
-        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone, or stuck: then it ends."""
+        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone, or
+        stuck: then it ends.
+        """
         while True:
             with suppress(BlockingIOError):  # more requests wait there than it has room for
                 socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
@@ -215,7 +246,8 @@ def installed(packages: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
-    """Files and folders of installed distributions and of what they need: path -> name. Raises ConfigError.
+    """Files and folders of installed distributions and of what they need: path -> name. Raises
+    ConfigError.
 
     Looked up once in a process: the list of a distribution's files has thousands of lines.
     """
@@ -230,10 +262,15 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             if name in packages:
-                hint = f"`pip install {name}`, or leave it out of the packages that snippets may import."
+                hint = (
+                    f"`pip install {name}`, or leave it out of the packages that snippets may"
+                    " import."
+                )
                 raise ConfigError(f"The package {name!r} is not installed.", hint) from None
             continue
-        waiting += [_name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed]
+        waiting += [
+            _name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed
+        ]
         # Thousands of files lie under a handful of folders: only those are looked up on the disk.
         for top in dict.fromkeys(str(file).partition("/")[0] for file in distribution.files or ()):
             if top not in ("", "..", "__pycache__") and not top.endswith(".pth"):
@@ -249,7 +286,8 @@ def _name_of(requirement: str) -> str:
 
 
 def bare_python(module: str, *words: str) -> list[str]:
-    """The command that runs `main` of a module of `sandbox/`, in an interpreter that has read nothing else.
+    """The command that runs `main` of a module of `sandbox/`, in an interpreter that has read
+    nothing else.
 
     The interpreter itself rather than a virtual environment's link to it.
     """

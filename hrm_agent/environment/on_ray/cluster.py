@@ -1,8 +1,10 @@
-"""Which nodes of a Ray cluster can be used: found by looking every few seconds, each given an actor.
+"""Which nodes of a Ray cluster can be used: found by looking every few seconds, each given an
+actor.
 
-New nodes are found so, those that came back, and those whose actor died while they live. A node that isolates less than
-is accepted is left out, with a warning. A node without CPUs in Ray's eyes is left out silently: so one says that
-nothing is to run on the head node. An actor takes no CPUs from Ray's account.
+New nodes are found so, those that came back, and those whose actor died while they live. A node
+that isolates less than is accepted is left out, with a warning. A node without CPUs in Ray's eyes
+is left out silently: so one says that nothing is to run on the head node. An actor takes no CPUs
+from Ray's account.
 """
 
 from __future__ import annotations
@@ -92,14 +94,22 @@ class RayCluster:
     async def look(self) -> None:
         """Find nodes that are new, or gone."""
         found = await asyncio.to_thread(self._ray.nodes)
-        alive = {each["NodeID"]: each["NodeManagerAddress"] for each in found if each["Alive"] and _has_cpus(each)}
+        alive = {
+            each["NodeID"]: each["NodeManagerAddress"]
+            for each in found
+            if each["Alive"] and _has_cpus(each)
+        }
         for node in [node for node in self.nodes.values() if node.id not in alive]:
             self.gone(node, "Ray counts it as dead")
         for known in (self.reasons, self._resting):
             for old in known.keys() - alive.keys():
                 del known[old]
-        for node in sorted(alive.keys() - self.nodes.keys() - self._joining.keys() - set(self._left_out())):
-            self._joining[node] = asyncio.get_running_loop().create_task(self._join(node, alive[node]))
+        for node in sorted(
+            alive.keys() - self.nodes.keys() - self._joining.keys() - set(self._left_out())
+        ):
+            self._joining[node] = asyncio.get_running_loop().create_task(
+                self._join(node, alive[node])
+            )
 
     async def settled(self) -> None:
         """Every node that was found is in use, or is not to be."""
@@ -125,7 +135,11 @@ class RayCluster:
         self.nodes.clear()
         for task in joining:
             task.cancel()
-        await asyncio.gather(*joining, *(self.end(node.actor, POLL_SECONDS) for node in nodes), return_exceptions=True)
+        await asyncio.gather(
+            *joining,
+            *(self.end(node.actor, POLL_SECONDS) for node in nodes),
+            return_exceptions=True,
+        )
 
     async def end(self, actor: Any, seconds: float = 0.0) -> None:
         """End an actor, and give it some time to end what it runs."""
@@ -171,7 +185,11 @@ class RayCluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self._ray.remote(RayNode).options(num_cpus=0, scheduling_strategy=there).remote(self._make)
+        return (
+            self._ray.remote(RayNode)
+            .options(num_cpus=0, scheduling_strategy=there)
+            .remote(self._make)
+        )
 
     def _too_weak(self, isolation: str) -> str:
         if Isolation(isolation).holds(self._least):

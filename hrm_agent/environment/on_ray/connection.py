@@ -17,14 +17,17 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _lock = threading.Lock()
 _open = 0
 """Users of a connection made here; the last one ends it."""
-_START = "Start one with `ray start --head`, or give no address: then one is started on this machine."
+_START = (
+    "Start one with `ray start --head`, or give no address: then one is started on this machine."
+)
 
 
 def connect(address: str | None) -> tuple[Any, bool]:
     """Ray, and whether it was connected here: then `release` is owed.
 
-    `address`: as for `RayEnvironment`; None: RAY_ADDRESS, else `local`. A Ray that this process has already is used
-    whatever the address. Raises HrmError where Ray is not installed or out of reach.
+    `address`: as for `RayEnvironment`; None: RAY_ADDRESS, else `local`. A Ray that this process has
+    already is used whatever the address. Raises HrmError where Ray is not installed or out of
+    reach.
     """
     global _open
     address = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -50,7 +53,8 @@ def release(ray: Any) -> None:
 def _imported(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
-        # Else Ray puts the machine's outer address for loopback. The name is of where that is done without being asked.
+        # Else Ray puts the machine's outer address for loopback. The name is of where that is done
+        # without being asked.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         return import_module("ray")
@@ -63,7 +67,9 @@ def _init(ray: Any, address: str) -> None:
         _reach(address)
     here = {"_node_ip_address": "127.0.0.1"} if address == "local" else {}
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here)
+        ray.init(
+            address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here
+        )
     except Exception as error:  # of many kinds
         raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
 
@@ -72,7 +78,9 @@ def _reach(address: str) -> None:
     """Raises HrmError where nobody listens, since Ray would wait for that for ever."""
     host, _, port = address.rpartition(":")
     if "//" in host or not host or not port.isdigit():
-        where = "Run the driver on a node of the cluster, and give HOST:PORT of the head, or `auto`."
+        where = (
+            "Run the driver on a node of the cluster, and give HOST:PORT of the head, or `auto`."
+        )
         raise HrmError(f"{address!r} is not the address of a Ray cluster.", where)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()

@@ -1,19 +1,23 @@
 """Runs model-written Python on the nodes of a Ray cluster.
 
-The queue, sessions, ids, deadlines and second attempts are the same as on one machine (`Scheduler`), and are in the
-driver's process; the nodes give slots (`workers`). So a call means the same wherever it runs, and what a node that
-died knew is known here: which calls were under way, and by which cells a session is rebuilt on another node.
+The queue, sessions, ids, deadlines and second attempts are the same as on one machine
+(`Scheduler`), and are in the driver's process; the nodes give slots (`workers`). So a call means
+the same wherever it runs, and what a node that died knew is known here: which calls were under way,
+and by which cells a session is rebuilt on another node.
 
-* A stateless call that was on a node which died is run on another, once; then it ends with status `infrastructure`.
-* A session's call likewise: its process died with the node, and with that all that it had done. The session is rebuilt
-  from its cells (`SessionState.REPLAYED`; `LOST` if there were more than are remembered), and the call is run again.
-* A call submitted under an id is answered once, whichever node it was on; its process may have been begun twice, on two
-  nodes, of which the first is gone with all that it did.
+* A stateless call that was on a node which died is run on another, once; then it ends with status
+  `infrastructure`.
+* A session's call likewise: its process died with the node, and with that all that it had done. The
+  session is rebuilt from its cells (`SessionState.REPLAYED`; `LOST` if there were more than are
+  remembered), and the call is run again.
+* A call submitted under an id is answered once, whichever node it was on; its process may have been
+  begun twice, on two nodes, of which the first is gone with all that it did.
 * Calls wait while there is no node; after a minute they end with status `infrastructure`.
 
-The nodes need this package, as the driver has it. A node that isolates less than is accepted is left out, and a warning
-says so. Who can speak to Ray can run anything on its nodes: a cluster's network is to be trusted, and out of reach of
-model-written code, which has no network in its slot at level L2. A cluster that is started here is bound to loopback.
+The nodes need this package, as the driver has it. A node that isolates less than is accepted is
+left out, and a warning says so. Who can speak to Ray can run anything on its nodes: a cluster's
+network is to be trusted, and out of reach of model-written code, which has no network in its slot
+at level L2. A cluster that is started here is bound to loopback.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ __all__ = ["RayEnvironment"]
 
 
 class RayEnvironment(Environment):
-    """An `Environment` on all nodes of a Ray cluster. Thread-safe, and usable from any number of event loops."""
+    """An `Environment` on all nodes of a Ray cluster. Thread-safe, and usable from any number of
+    event loops.
+    """
 
     def __init__(
         self,
@@ -53,19 +59,23 @@ class RayEnvironment(Environment):
         bounds: Bounds | None = None,
         factory: Callable[[], Workers] | None = None,
     ) -> None:
-        """`address`: `HOST:PORT` of a cluster that this machine is a node of, `auto` for the one that was started here;
-        None for RAY_ADDRESS, else a cluster of this machine alone, gone when the environment is closed. A Ray that this
-        process has already is used whatever the address, and left as it is. `slots`, `packages`, `cgroup`: of each
-        node, see `LocalEnvironment`. `max_sessions`: living sessions of all nodes together. `isolation`: the least that
-        is accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots count as running
-        and wait there, in order of arrival. 1: none does, and slots stand idle for the time of a message. `factory`:
-        makes a node's workers, there, instead.
+        """`address`: `HOST:PORT` of a cluster that this machine is a node of, `auto` for the one
+        that was started here; None for RAY_ADDRESS, else a cluster of this machine alone, gone when
+        the environment is closed. A Ray that this process has already is used whatever the address,
+        and left as it is. `slots`, `packages`, `cgroup`: of each node, see `LocalEnvironment`.
+        `max_sessions`: living sessions of all nodes together. `isolation`: the least that is
+        accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots
+        count as running and wait there, in order of arrival. 1: none does, and slots stand idle for
+        the time of a message. `factory`: makes a node's workers, there, instead.
 
-        Raises HrmError where Ray is not installed or out of reach, or where no node isolates by `isolation`.
+        Raises HrmError where Ray is not installed or out of reach, or where no node isolates by
+        `isolation`.
         """
         self._ray, self._ours = connect(address)
         try:
-            make = factory or partial(LocalWorkers, slots, isolation=isolation, packages=packages, cgroup=cgroup)
+            make = factory or partial(
+                LocalWorkers, slots, isolation=isolation, packages=packages, cgroup=cgroup
+            )
             self._workers = RayWorkers(self._ray, make, isolation, overhang)
         except BaseException:
             self._disconnect()
@@ -83,7 +93,9 @@ class RayEnvironment(Environment):
         waiter = partial(_answer, future)
         call = self._scheduler.enter(submission, waiter, patient=True)
         if call is not None:
-            future.add_done_callback(lambda _: self._scheduler.leave(call, waiter) if future.cancelled() else None)
+            future.add_done_callback(
+                lambda _: self._scheduler.leave(call, waiter) if future.cancelled() else None
+            )
         return await asyncio.wrap_future(future)
 
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
@@ -104,7 +116,9 @@ class RayEnvironment(Environment):
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """`close` for where there is no event loop. Does nothing in a fork of the process that made it."""
+        """`close` for where there is no event loop. Does nothing in a fork of the process that made
+        it.
+        """
         if self._scheduler.is_ours:
             self._scheduler.close()
             self._disconnect()

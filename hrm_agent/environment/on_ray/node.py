@@ -1,12 +1,14 @@
-"""What stands on a node of a Ray cluster: the node's slots, and how works come to them and outcomes go back.
+"""What stands on a node of a Ray cluster: the node's slots, and how works come to them and outcomes
+go back.
 
-The driver (`workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it carries; that is so
-between two processes of ours, and what model-written code printed goes through as text, never as an object.
+The driver (`workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it
+carries; that is so between two processes of ours, and what model-written code printed goes through
+as text, never as an object.
 
-`give` returns at once and `collect` is a long poll: it returns as soon as there is an outcome, with all that there are.
-So one slow work delays none that it was given with. While works wait for a slot here, outcomes are held back for a
-few milliseconds: no slot stands idle for that, and messages are fewer. A message that fails is not sent again: the
-driver then gives the node up.
+`give` returns at once and `collect` is a long poll: it returns as soon as there is an outcome, with
+all that there are. So one slow work delays none that it was given with. While works wait for a slot
+here, outcomes are held back for a few milliseconds: no slot stands idle for that, and messages are
+fewer. A message that fails is not sent again: the driver then gives the node up.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _GUARD = LoopGuard("ray-node", rests=False)
 Given = tuple[int, str, tuple[float, float, int, int], int, bool, int, bool]
 """Number, and of the work: code, limits, session, fresh, seed, again."""
 Event = tuple[int, int, tuple[Any, ...]]
-"""Number of a work that has ended, 1 if it was lost, its packed outcome; or 0, a session whose process is gone, ()."""
+"""Number of a work that has ended, 1 if it was lost, its packed outcome; or 0, a session whose
+process is gone, ().
+"""
 Collected = tuple[list[Event], int]
 """What happened, in order; and how many slots died so far."""
 
@@ -64,7 +68,9 @@ def unpack(packed: tuple[Any, ...]) -> ExecutionResult:
 
 
 class RayNode:
-    """The actor. Its methods run on one event loop; only `_done` and `_died` are called from other threads."""
+    """The actor. Its methods run on one event loop; only `_done` and `_died` are called from other
+    threads.
+    """
 
     def __init__(self, make: Callable[[], Workers]) -> None:
         self._refusal = ""
@@ -83,7 +89,11 @@ class RayNode:
     async def hello(self) -> tuple[str, int, str]:
         """Level of isolation, slots, and why there are none."""
         self._loop = asyncio.get_running_loop()
-        return ("", 0, self._refusal) if self._refusal else (str(self._workers.isolation), self._workers.slots, "")
+        return (
+            ("", 0, self._refusal)
+            if self._refusal
+            else (str(self._workers.isolation), self._workers.slots, "")
+        )
 
     async def give(self, works: list[Given], killed: list[int], ended: list[int]) -> None:
         """Take works; end some, and some sessions."""
@@ -113,7 +123,9 @@ class RayNode:
         return events, self._workers.slot_deaths
 
     async def _check(self) -> None:
-        """A sign of life is worth what the thread of the slots is. Raises HrmError: the driver gives the node up."""
+        """A sign of life is worth what the thread of the slots is. Raises HrmError: the driver
+        gives the node up.
+        """
         asked = call_in_thread(partial(self._workers.responds, POLL_SECONDS))
         if not await asyncio.wrap_future(asked):
             raise HrmError("The thread that serves the slots of this node does not answer.")
@@ -130,7 +142,9 @@ class RayNode:
             try:
                 self._workers.start(self._works[number])
             except Exception as error:  # whatever it is, the work is to have an outcome
-                self._answer(number, self._failure(f"The call could not be started: {error}"), lost=True)
+                self._answer(
+                    number, self._failure(f"The call could not be started: {error}"), lost=True
+                )
 
     def _kill(self, number: int) -> None:
         if number in self._running:

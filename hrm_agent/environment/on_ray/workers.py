@@ -1,16 +1,18 @@
 """`Workers` that are the slots of all nodes of a Ray cluster.
 
-One actor a node, and never one Ray call a tool call, which would cost more than the call: what comes in while a batch
-is on its way shares the next (`RayNode.give`), and outcomes come back in batches as they are ready (`RayNode.collect`).
-A work goes to the node with the shortest queue for its slots. A node's queue is known exactly, and at once: all that it
-was given and has not answered, since it takes works from here only. A session's works go to the node that has it.
+One actor a node, and never one Ray call a tool call, which would cost more than the call: what
+comes in while a batch is on its way shares the next (`RayNode.give`), and outcomes come back in
+batches as they are ready (`RayNode.collect`). A work goes to the node with the shortest queue for
+its slots. A node's queue is known exactly, and at once: all that it was given and has not answered,
+since it takes works from here only. A session's works go to the node that has it.
 
-Nodes are given more works than they have slots (`overhang`), or slots would stand idle for the time of a message; the
-rest wait here, where they can still go anywhere. So a work may stand on a node for a while before it begins.
+Nodes are given more works than they have slots (`overhang`), or slots would stand idle for the time
+of a message; the rest wait here, where they can still go anywhere. So a work may stand on a node
+for a while before it begins.
 
-A node that died, or does not answer, is given up, and its actor killed: no two processes go on with the same work. Its
-works are `lost`: whatever they did was done in processes of that node. The queue above runs them again once, and
-rebuilds sessions from their cells.
+A node that died, or does not answer, is given up, and its actor killed: no two processes go on with
+the same work. Its works are `lost`: whatever they did was done in processes of that node. The queue
+above runs them again once, and rebuilds sessions from their cells.
 """
 
 from __future__ import annotations
@@ -42,14 +44,19 @@ BATCH = 256
 SILENCE_SECONDS = POLL_SECONDS + 30.0
 """A node is given up when it has not answered for so long."""
 NOBODY_SECONDS = 60.0
-"""Without any node for so long, calls end with status `infrastructure`; until then they wait for one."""
+"""Without any node for so long, calls end with status `infrastructure`; until then they wait for
+one.
+"""
 
 
 class RayWorkers:
     """See `Workers`. All that changes is changed on one event loop in a thread of its own."""
 
-    def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation, overhang: int) -> None:
-        """`make` makes a node's own workers, there. `overhang`: works that a node is given, per slot.
+    def __init__(
+        self, ray: Any, make: Callable[[], Workers], least: Isolation, overhang: int
+    ) -> None:
+        """`make` makes a node's own workers, there. `overhang`: works that a node is given, per
+        slot.
 
         Raises HrmError where no node can be used.
         """
@@ -137,14 +144,21 @@ class RayWorkers:
             self._place(work)
         except Exception as error:  # whatever it is, the call is to have an outcome
             self._guard.caught(error)
-            work.done(infrastructure_failure(f"The call could not be placed: {line_of(error)}", self.isolation), True)
+            work.done(
+                infrastructure_failure(
+                    f"The call could not be placed: {line_of(error)}", self.isolation
+                ),
+                True,
+            )
 
     def _place(self, work: Work) -> None:
         node = self._of_session.get(work.session)
         if node is None and (work.fresh or not work.session):
             node = min(self._nodes.values(), key=lambda node: node.load, default=None)
         if self._down or node is None:
-            why = self._down or ("its process is gone" if self._nodes else "no node of the Ray cluster can be used")
+            why = self._down or (
+                "its process is gone" if self._nodes else "no node of the Ray cluster can be used"
+            )
             work.done(infrastructure_failure(why, self.isolation), not self._down)
             return
         number = next(self._numbers)
@@ -196,7 +210,10 @@ class RayWorkers:
                 await node.something.wait()
                 node.something.clear()
                 while node.unsent or node.killed or node.ended:
-                    batch = [_given(node, node.unsent.popleft()) for _ in range(min(BATCH, len(node.unsent)))]
+                    batch = [
+                        _given(node, node.unsent.popleft())
+                        for _ in range(min(BATCH, len(node.unsent)))
+                    ]
                     killed, node.killed, ended, node.ended = node.killed, [], node.ended, []
                     node.batches += 1
                     node.works += len(batch)
@@ -232,17 +249,26 @@ class RayWorkers:
             result = unpack(packed)
         except Exception as error:
             self._guard.caught(error)
-            result = infrastructure_failure(f"its outcome could not be read: {line_of(error)}", node.isolation)
+            result = infrastructure_failure(
+                f"its outcome could not be read: {line_of(error)}", node.isolation
+            )
         work.done(result, bool(what))
 
     def _on_node_lost(self, node: Node, why: object) -> None:
-        """Give a node up: its works are lost, but for those that were never sent, which go elsewhere."""
+        """Give a node up: its works are lost, but for those that were never sent, which go
+        elsewhere.
+        """
         if self._nodes.get(node.id) is not node:
             return
         del self._nodes[node.id]
         self._lost_nodes += 1
         self._count_slots()
-        _LOG.warning("The node %s is lost, with %d calls under way: %s", node.name, len(node.open), line_of(why))
+        _LOG.warning(
+            "The node %s is lost, with %d calls under way: %s",
+            node.name,
+            len(node.open),
+            line_of(why),
+        )
         self._spawn(self._cluster.end(node.actor))
         for task in node.tasks:
             task.cancel()
@@ -256,7 +282,10 @@ class RayWorkers:
                 if number in unsent and not work.session and self._nodes:
                     self._place_or_fail(work)
                 else:
-                    work.done(infrastructure_failure(f"the node {node.name} was lost", node.isolation), True)
+                    work.done(
+                        infrastructure_failure(f"the node {node.name} was lost", node.isolation),
+                        True,
+                    )
 
     # the cluster
 
@@ -266,7 +295,8 @@ class RayWorkers:
         if not self._nodes:
             reasons = "; ".join(self._cluster.reasons.values()) or "none has CPUs"
             raise HrmError(
-                f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.", "`ray status` shows its nodes."
+                f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.",
+                "`ray status` shows its nodes.",
             )
         self._spawn(self._cluster.watch())
 

@@ -1,7 +1,8 @@
 """Where a served environment listens, and what answers there.
 
-The first question to a server is asked without an event loop, so that whoever makes a `RemoteEnvironment` learns at
-once that nobody listens, that the token is wrong, or that the server isolates less than is accepted.
+The first question to a server is asked without an event loop, so that whoever makes a
+`RemoteEnvironment` learns at once that nobody listens, that the token is wrong, or that the server
+isolates less than is accepted.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class _Unwell(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be shown and stored."""
+    """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be
+    shown and stored.
+    """
 
     scheme: str
     """`http`, `https` or `unix`."""
@@ -113,7 +116,8 @@ def parse_address(url: str) -> Address:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         raise ConfigError(
-            "That is not the address of an environment.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
+            "That is not the address of an environment.",
+            "http://HOST:PORT, https://HOST:PORT, unix:PATH.",
         ) from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
@@ -121,17 +125,25 @@ def parse_address(url: str) -> Address:
             f"A token goes into {TOKEN_VARIABLE} or a file, never into an address.",
         )
     if not parts.hostname:
-        raise ConfigError(f"{url!r} names no host.", "http://HOST:PORT, https://HOST:PORT, unix:PATH.")
+        raise ConfigError(
+            f"{url!r} names no host.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
+        )
     return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
 
 def kept_token_file() -> Path:
     """Where a server that was given no token keeps the one that it made, for this user."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hrm-agent" / "environment-token"
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        / "hrm-agent"
+        / "environment-token"
+    )
 
 
 def token_for(address: Address, token: str | None) -> str:
-    """`token`, else the variable's, else, of a server on this machine, the one that is kept. Raises HrmError."""
+    """`token`, else the variable's, else, of a server on this machine, the one that is kept. Raises
+    HrmError.
+    """
     if token is None and not os.environ.get(TOKEN_VARIABLE) and address.is_near:
         with suppress(OSError, UnicodeDecodeError):
             token = kept_token_file().read_text(encoding="utf-8")
@@ -139,12 +151,19 @@ def token_for(address: Address, token: str | None) -> str:
 
 
 def token_or_variable(token: str | None) -> str:
-    """`token`, else the variable's. Raises HrmError if there is none, or it cannot stand in a header."""
+    """`token`, else the variable's. Raises HrmError if there is none, or it cannot stand in a
+    header.
+    """
     found = (token or os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not found:
-        raise HrmError("There is no token for the environment's server.", f"It goes into {TOKEN_VARIABLE}.")
+        raise HrmError(
+            "There is no token for the environment's server.", f"It goes into {TOKEN_VARIABLE}."
+        )
     if not (found.isascii() and found.isprintable()):
-        raise HrmError("The token has characters that a token cannot have.", "Use printable ASCII without line breaks.")
+        raise HrmError(
+            "The token has characters that a token cannot have.",
+            "Use printable ASCII without line breaks.",
+        )
     return found
 
 
@@ -153,7 +172,9 @@ def ask(address: Address, path: str, token: str) -> str:
     try:
         status, body = _answer(address, path, token)
     except TimeoutError:
-        raise HrmError(f"{address} does not answer within {_SECONDS:.0f} s.", "Is the server overloaded?") from None
+        raise HrmError(
+            f"{address} does not answer within {_SECONDS:.0f} s.", "Is the server overloaded?"
+        ) from None
     except OSError as error:
         raise HrmError(
             f"Nothing listens at {address}: {error.strerror or error}.",
@@ -172,7 +193,9 @@ def ask(address: Address, path: str, token: str) -> str:
 
 
 def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
-    """Retried when the server resets the connection, as it may before it has read the token if many connect at once."""
+    """Retried when the server resets the connection, as it may before it has read the token if many
+    connect at once.
+    """
     for attempt in range(_ATTEMPTS - 1):
         with suppress(ConnectionResetError, BrokenPipeError):
             return _one_answer(address, path, token)
@@ -210,14 +233,17 @@ _GREETING, _ABOUT, _UNWELL = TypeAdapter(_Greeting), TypeAdapter(About), TypeAda
 
 
 def about_of(text: str, address: Address, least: Isolation) -> About:
-    """What a server says of itself. Raises HrmError if it is none of ours, or isolates less than `least`."""
+    """What a server says of itself. Raises HrmError if it is none of ours, or isolates less than
+    `least`.
+    """
     try:
         greeting = _GREETING.validate_json(text)
         if greeting["service"] != SERVICE:
             raise stranger(address)
         if greeting["protocol"] != PROTOCOL:
             raise HrmError(
-                f"{address} speaks version {greeting['protocol']} of the protocol, this program version {PROTOCOL}.",
+                f"{address} speaks version {greeting['protocol']} of the protocol, this program"
+                f" version {PROTOCOL}.",
                 "Run the same version of hrm-agent on both sides.",
             )
         about = _ABOUT.validate_json(text, strict=True)
@@ -233,7 +259,9 @@ def about_of(text: str, address: Address, least: Isolation) -> About:
 
 
 def stranger(address: Address) -> HrmError:
-    return HrmError(f"What answers at {address} is not an hrm-agent environment.", "Is the port the right one?")
+    return HrmError(
+        f"What answers at {address} is not an hrm-agent environment.", "Is the port the right one?"
+    )
 
 
 def _unwell(text: str, address: Address) -> HrmError:
@@ -248,5 +276,6 @@ def _unwell(text: str, address: Address) -> HrmError:
 def wrong_token(address: Address) -> HrmError:
     return HrmError(
         f"{address} refuses the token.",
-        f"At its start the server said where its token is, or that each client has one. It goes into {TOKEN_VARIABLE}.",
+        "At its start the server said where its token is, or that each client has one. It goes"
+        f" into {TOKEN_VARIABLE}.",
     )

@@ -1,4 +1,6 @@
-"""The environment as the requests of a server see it: quotas, deadlines, and what is open when the server goes down."""
+"""The environment as the requests of a server see it: quotas, deadlines, and what is open when the
+server goes down.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,26 @@ class Calls:
             self._idle.set()
 
     async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
-        """Run a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
+        """Run a call, held back while its client has too many open. Raises HrmError where the
+        environment cannot.
+        """
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
-        bounded = seconds is not None and 0 <= seconds <= MOST_WAIT  # else the environment refuses it
+        # else the environment refuses it
+        bounded = seconds is not None and 0 <= seconds <= MOST_WAIT
         try:
             async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
                 left = seconds
-                if seconds is not None and bounded and held > _NO_WAIT:  # else the outcome names what was asked for
+                # else the outcome names what was asked for
+                if seconds is not None and bounded and held > _NO_WAIT:
                     left = max(0.0, seconds - held)
-                own = replace(submission, run=client.own(submission.run), client=client.name, deadline_seconds=left)
+                own = replace(
+                    submission,
+                    run=client.own(submission.run),
+                    client=client.name,
+                    deadline_seconds=left,
+                )
                 result = await self.environment.run(own)
                 return replace(result, queued_seconds=result.queued_seconds + held)
         except HeldTooLongError:
@@ -63,29 +74,45 @@ class Calls:
         finally:
             self.ended()
 
-    async def answer(self, client: Client, submission: Submission, held_since: float | None = None) -> dict[str, Any]:
-        """The outcome as an answer, else the reason for none. `held_since`: seconds of the monotonic clock."""
+    async def answer(
+        self, client: Client, submission: Submission, held_since: float | None = None
+    ) -> dict[str, Any]:
+        """The outcome as an answer, else the reason for none. `held_since`: seconds of the
+        monotonic clock.
+        """
         return await answer_or_error(lambda: self._answer(client, submission, held_since))
 
-    async def _answer(self, client: Client, submission: Submission, held_since: float | None) -> dict[str, Any]:
+    async def _answer(
+        self, client: Client, submission: Submission, held_since: float | None
+    ) -> dict[str, Any]:
         if held_since is None:
             return {"result": result_record(await self.outcome(client, submission))}
         held, seconds = time.monotonic() - held_since, submission.deadline_seconds
         if seconds is not None and held < seconds <= MOST_WAIT:
             submission = replace(submission, deadline_seconds=seconds - held)
         result = await self.outcome(client, submission)
-        return {"result": result_record(replace(result, queued_seconds=result.queued_seconds + held))}
+        return {
+            "result": result_record(replace(result, queued_seconds=result.queued_seconds + held))
+        }
 
     def too_late(self, submission: Submission, held_since: float) -> dict[str, Any]:
         """The answer to a call whose deadline passed while it was held."""
-        return {"result": result_record(self._too_late(submission.deadline_seconds, time.monotonic() - held_since))}
+        return {
+            "result": result_record(
+                self._too_late(submission.deadline_seconds, time.monotonic() - held_since)
+            )
+        }
 
     def _too_late(self, seconds: float | None, held: float) -> ExecutionResult:
         why = f"The call had not begun when its deadline of {seconds:g} s was over."
         isolation = self.environment.isolation
-        return ExecutionResult(ToolStatus.INFRASTRUCTURE, stderr=why, queued_seconds=held, isolation=isolation)
+        return ExecutionResult(
+            ToolStatus.INFRASTRUCTURE, stderr=why, queued_seconds=held, isolation=isolation
+        )
 
-    async def fork_session(self, client: Client, *, source: str, target: str, run: str = "") -> None:
+    async def fork_session(
+        self, client: Client, *, source: str, target: str, run: str = ""
+    ) -> None:
         """Counts as a call of the client's. Raises HrmError where the environment cannot."""
         async with client.call():
             await self.environment.fork_session(source, target, run=client.own(run))
@@ -102,7 +129,9 @@ class Calls:
                 await self._idle.wait()
 
 
-async def answer_or_error(work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+async def answer_or_error(
+    work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
+) -> dict[str, Any]:
     """The answer that `work` gives, else the error that it raised as one.
 
     A task that is cancelled before its first step begins no work.

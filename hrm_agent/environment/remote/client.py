@@ -1,23 +1,27 @@
 """An environment on a server (`hrm-agent environment serve`), used like one on this machine.
 
-All calls of one event loop share one connection, a WebSocket: what is submitted while the loop is busy with something
-else goes out in one message, and so do the outcomes that are ready together; a slow call delays no other.
+All calls of one event loop share one connection, a WebSocket: what is submitted while the loop is
+busy with something else goes out in one message, and so do the outcomes that are ready together; a
+slow call delays no other.
 
 What happens when the server, or the way to it, breaks down:
 
-* A call is submitted again under its id as soon as the server is back, `client_channel.MAX_ATTEMPTS` times at most.
-  The same server knows the id and gives the first outcome; one that was started anew runs the call (again): *at least
-  once*.
-* A cell of a session: a server notices that its client has gone, ends the call and with it the session's process, and
-  rebuilds the session from its cells. A server that was started anew knows no cells. It is sent them: the `history`
-  that the caller gave, else the cells that this object has seen. Where those are not all there were (the session was
-  begun by somebody else, is too large to be remembered, or had several calls under way at once) the cell ends with
-  status `infrastructure` and is not run: *at most once*, but for cells whose history is known.
-* Calls that wait for a server which stays away for `patience_seconds` end with status `infrastructure`. So does one
-  that is not answered within all that it may take: its time in the queue, its session's cells, its own limits.
+* A call is submitted again under its id as soon as the server is back,
+  `client_channel.MAX_ATTEMPTS` times at most. The same server knows the id and gives the first
+  outcome; one that was started anew runs the call (again): *at least once*.
+* A cell of a session: a server notices that its client has gone, ends the call and with it the
+  session's process, and rebuilds the session from its cells. A server that was started anew knows
+  no cells. It is sent them: the `history` that the caller gave, else the cells that this object has
+  seen. Where those are not all there were (the session was begun by somebody else, is too large to
+  be remembered, or had several calls under way at once) the cell ends with status `infrastructure`
+  and is not run: *at most once*, but for cells whose history is known.
+* Calls that wait for a server which stays away for `patience_seconds` end with status
+  `infrastructure`. So does one that is not answered within all that it may take: its time in the
+  queue, its session's cells, its own limits.
 * A peer that says nothing for 15 s, not even to a ping, is taken for dead.
 
-A session belongs to one `RemoteEnvironment`: what is remembered of it is what went through this one.
+A session belongs to one `RemoteEnvironment`: what is remembered of it is what went through this
+one.
 """
 
 from __future__ import annotations
@@ -56,9 +60,9 @@ class RemoteEnvironment(Environment):
         least: Isolation = DEFAULT_ISOLATION,
         patience_seconds: float = 30.0,
     ) -> None:
-        """`url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: by default that of the variable
-        HRM_AGENT_ENVIRONMENT_TOKEN. `least`: the level of isolation that the server has to give. Raises HrmError where
-        it does not, where nobody listens, or somebody else.
+        """`url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: by default that
+        of the variable HRM_AGENT_ENVIRONMENT_TOKEN. `least`: the level of isolation that the server
+        has to give. Raises HrmError where it does not, where nobody listens, or somebody else.
         """
         address = parse_address(url)
         token = token_for(address, token)
@@ -111,7 +115,9 @@ class RemoteEnvironment(Environment):
             if channel.loop is here:
                 await channel.close()
             elif channel.loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(channel.close(), channel.loop))
+                await asyncio.wrap_future(
+                    asyncio.run_coroutine_threadsafe(channel.close(), channel.loop)
+                )
 
     async def _control(self, message: dict[str, Any]) -> dict[str, Any]:
         _, answer = await self._ask(message, None, 0.0)
@@ -133,7 +139,10 @@ class RemoteEnvironment(Environment):
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
-                raise HrmError("The environment cannot run code: it was closed.", "Make a new RemoteEnvironment.")
+                raise HrmError(
+                    "The environment cannot run code: it was closed.",
+                    "Make a new RemoteEnvironment.",
+                )
             channel = self._channels.get(loop)
             if channel is None or channel.closed:
                 for other in [other for other in self._channels if other.is_closed()]:
@@ -144,13 +153,19 @@ class RemoteEnvironment(Environment):
     def _result(self, call: RemoteCall, answer: dict[str, Any]) -> ExecutionResult:
         if "result" in answer:
             result = parse_result(answer["result"])
-            return replace(result, attempt=result.attempt + call.sent - 1) if call.sent > 1 else result
+            return (
+                replace(result, attempt=result.attempt + call.sent - 1) if call.sent > 1 else result
+            )
         if "refused" in answer:
             return self._made_here(ToolStatus.INVALID_CALL, answer["refused"], call)
-        return self._made_here(ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}.", call)
+        return self._made_here(
+            ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}.", call
+        )
 
     def _made_here(self, status: ToolStatus, text: str, call: RemoteCall) -> ExecutionResult:
-        return ExecutionResult(status, stderr=text, isolation=self.isolation, attempt=max(1, call.sent))
+        return ExecutionResult(
+            status, stderr=text, isolation=self.isolation, attempt=max(1, call.sent)
+        )
 
 
 def _most_seconds(submission: Submission) -> float:

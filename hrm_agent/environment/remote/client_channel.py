@@ -1,8 +1,10 @@
-"""What one event loop asks of a served environment: calls that wait, and the connection that they go out on.
+"""What one event loop asks of a served environment: calls that wait, and the connection that they
+go out on.
 
-A call is in one of three places: in `_waiting`, in `open` of a link, or answered. A link that breaks puts its calls
-back to the head of `_waiting`; one whose server is going down keeps those that have begun there, while others go to the
-next. What a broken connection means for a call is argued in `client`.
+A call is in one of three places: in `_waiting`, in `open` of a link, or answered. A link that
+breaks puts its calls back to the head of `_waiting`; one whose server is going down keeps those
+that have begun there, while others go to the next. What a broken connection means for a call is
+argued in `client`.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ from hrm_agent.errors import HrmError, to_install
 try:
     import aiohttp
 except ImportError as error:
-    raise HrmError("A served environment is used with aiohttp.", f"Run `{to_install('service')}`.") from error
+    raise HrmError(
+        "A served environment is used with aiohttp.", f"Run `{to_install('service')}`."
+    ) from error
 
 __all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 
 MAX_ATTEMPTS = 5
-"""A call whose connection broke so often ends with status `infrastructure`: it may be what kills the server."""
+"""A call whose connection broke so often ends with status `infrastructure`: it may be what kills
+the server.
+"""
 _HELLO_SECONDS = 10.0
 _CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
@@ -111,7 +117,9 @@ class Link:
         self.closing: asyncio.Task[bool] | None = None
 
     async def watch(self) -> None:
-        """Close the connection when the peer is dead. However long our own loop stood still counts for one ping."""
+        """Close the connection when the peer is dead. However long our own loop stood still counts
+        for one ping.
+        """
         silent = 0
         with suppress(*_GONE):
             while silent < _PINGS:
@@ -136,7 +144,8 @@ class Channel:
         self._keys = count(1)
         self._session = _client_session(peer.address)
         self._keeper = self._keep()
-        with suppress(StopIteration):  # runs to its yield; a loop that shuts down closes the generators begun on it
+        # runs to its yield; a loop that shuts down closes the generators begun on it
+        with suppress(StopIteration):
             self._keeper.__anext__().__await__().send(None)
 
     async def _keep(self) -> AsyncGenerator[None]:
@@ -148,10 +157,14 @@ class Channel:
     async def ask(
         self, message: dict[str, Any], submission: Submission | None, seconds: float
     ) -> tuple[RemoteCall, Any]:
-        """The call, and its answer; one that says that it failed if there is none within `seconds`."""
+        """The call, and its answer; one that says that it failed if there is none within
+        `seconds`.
+        """
         now = time.monotonic()
         call = RemoteCall(message, submission, self.loop.create_future(), now, now)
-        timer = self.loop.call_later(seconds, lambda: call.answer(failed=f"no answer within {seconds:.0f} s"))
+        timer = self.loop.call_later(
+            seconds, lambda: call.answer(failed=f"no answer within {seconds:.0f} s")
+        )
         self._waiting.append(call)
         self._go_on()
         try:
@@ -179,7 +192,10 @@ class Channel:
 
     def _abandon(self) -> None:
         self.closed = True
-        for call in [*self._waiting, *(call for link in self._links for call in link.open.values())]:
+        for call in [
+            *self._waiting,
+            *(call for link in self._links for call in link.open.values()),
+        ]:
             call.answer(failed="the environment was closed")
         self._waiting.clear()
 
@@ -243,7 +259,9 @@ class Channel:
         except aiohttp.WSServerHandshakeError as error:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            raise (wrong_token if error.status == HTTPStatus.UNAUTHORIZED else stranger)(peer.address) from None
+            raise (wrong_token if error.status == HTTPStatus.UNAUTHORIZED else stranger)(
+                peer.address
+            ) from None
         try:
             hello = await socket.receive(timeout=_HELLO_SECONDS)
             if socket.closed:
@@ -343,28 +361,42 @@ class Channel:
             return ""
         if len(text) + 1 >= link.about.request_bytes:
             call.answer(
-                refused=f"The call is larger than the {link.about.request_bytes:,} bytes that the server takes."
+                refused=(
+                    f"The call is larger than the {link.about.request_bytes:,} bytes that the"
+                    " server takes."
+                )
             )
             return ""
         return text
 
     def _message(self, call: RemoteCall, boot: str) -> dict[str, Any] | None:
-        """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has no form."""
+        """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has
+        no form.
+        """
         submission, memory = call.submission, self._peer.session_memory
         if submission is not None:
             return self._submission(call, submission, boot)
         if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
-            call.answer(done=True)  # all that is left of it is what is remembered here, and copied by the caller
+            # all that is left of it is what is remembered here, and copied by the caller
+            call.answer(done=True)
             return None
         return call.message
 
-    def _submission(self, call: RemoteCall, submission: Submission, boot: str) -> dict[str, Any] | None:
+    def _submission(
+        self, call: RemoteCall, submission: Submission, boot: str
+    ) -> dict[str, Any] | None:
         try:
-            changed: dict[str, Any] = {"history": self._peer.session_memory.history(submission, boot)}
+            changed: dict[str, Any] = {
+                "history": self._peer.session_memory.history(submission, boot)
+            }
         except HrmError as error:
             call.answer(failed=error.message)
             return None
-        if (seconds := submission.deadline_seconds) is not None and call.sent and seconds <= MOST_WAIT:
+        if (
+            (seconds := submission.deadline_seconds) is not None
+            and call.sent
+            and seconds <= MOST_WAIT
+        ):
             left = changed["deadline_seconds"] = seconds - (time.monotonic() - call.began)
             if left <= 0:
                 call.answer(failed="it had not begun at its deadline")
@@ -381,7 +413,9 @@ class Channel:
         for call in reversed(link.open.values()):
             call.link = None
             if call.sent >= MAX_ATTEMPTS:
-                call.answer(failed=f"the connection to {self._peer.address} broke {call.sent} times")
+                call.answer(
+                    failed=f"the connection to {self._peer.address} broke {call.sent} times"
+                )
             else:
                 self._again(call)
         link.open.clear()

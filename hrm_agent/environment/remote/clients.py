@@ -1,12 +1,13 @@
-"""Who may use a server: clients by name, each with a token of its own and a quota, from a TOML file of hashes.
+"""Who may use a server: clients by name, each with a token of its own and a quota, from a TOML file
+of hashes.
 
     [trainer]
     token_sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     calls = 64
 
-What a client runs, keeps in sessions and submits again is apart from what others do: `Client.own` puts its name before
-the run that a request names, and sessions and ids belong to runs. A server without such a file has one client, who
-holds the one token, has no name and no quota.
+What a client runs, keeps in sessions and submits again is apart from what others do: `Client.own`
+puts its name before the run that a request names, and sessions and ids belong to runs. A server
+without such a file has one client, who holds the one token, has no name and no quota.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from hrm_agent.basics.strict_json import from_json
 from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["MOST_UNREAD", "Client", "Clients", "HeldTooLongError", "add_client", "hash_of", "read_clients"]
+__all__ = [
+    "MOST_UNREAD",
+    "Client",
+    "Clients",
+    "HeldTooLongError",
+    "add_client",
+    "hash_of",
+    "read_clients",
+]
 
 MOST_UNREAD = 256 * 1024 * 1024
 """Characters of answers that wait to be read, on all connections of a client."""
@@ -69,7 +78,9 @@ class Client:
     """One holder of a token."""
 
     def __init__(self, name: str = "", calls: int | None = None) -> None:
-        """`calls`: most that may wait in the queue or run at once; further ones are held back, first in, first out."""
+        """`calls`: most that may wait in the queue or run at once; further ones are held back,
+        first in, first out.
+        """
         self.name = name
         """Name in the clients file; empty for a server with a single token."""
         self._room = asyncio.Semaphore(calls) if calls is not None else None
@@ -80,14 +91,17 @@ class Client:
         self._reading = asyncio.Lock()
 
     def kept(self, characters: int) -> None:
-        """So many more wait to be read. Where these are too many, the connection that has most of them ends."""
+        """So many more wait to be read. Where these are too many, the connection that has most of
+        them ends.
+        """
         self.unread += characters
         if self.unread > MOST_UNREAD and self.exchanges:
             max(self.exchanges, key=lambda exchange: exchange.unread).abort()
 
     async def read(self, data: bytes | str) -> Any:
-        """The JSON of a message. A large one stops everybody while it is parsed: so large ones of a client are
-        parsed one at a time, with pauses in which others have their turn. Raises HrmError.
+        """The JSON of a message. A large one stops everybody while it is parsed: so large ones of a
+        client are parsed one at a time, with pauses in which others have their turn. Raises
+        HrmError.
         """
         if len(data) < _LARGE:
             return from_json(data)
@@ -104,7 +118,9 @@ class Client:
 
     @asynccontextmanager
     async def call(self, seconds: float | None = None) -> AsyncGenerator[None]:
-        """Hold one place of the quota inside the block. Raises HeldTooLongError after waiting `seconds` for one."""
+        """Hold one place of the quota inside the block. Raises HeldTooLongError after waiting
+        `seconds` for one.
+        """
         if self._room is None:
             yield
             return
@@ -150,22 +166,31 @@ def read_clients(path: Path) -> Clients:
     if not sections or len(set(hashes)) < len(hashes):
         what = "two clients have one token" if sections else "there is no client"
         raise ConfigError(f"{path}: {what}.", _HINT)
-    return Clients((found.token_sha256, Client(name, found.calls)) for name, found in sections.items())
+    return Clients(
+        (found.token_sha256, Client(name, found.calls)) for name, found in sections.items()
+    )
 
 
 def add_client(path: Path, name: str, calls: int | None = None) -> str:
-    """Draw a token for a new client, and write its hash into the file; returns the token. Raises `ConfigError`."""
+    """Draw a token for a new client, and write its hash into the file; returns the token. Raises
+    `ConfigError`.
+    """
     _check_name(name)
     known = _sections(path) if path.exists() else {}
     if name in known:
-        raise ConfigError(f"{path} has a client {name!r} already.", "Remove its section first, or choose another name.")
+        raise ConfigError(
+            f"{path} has a client {name!r} already.",
+            "Remove its section first, or choose another name.",
+        )
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     quota = "" if calls is None else f"calls = {calls}\n"
     try:
         with open(path, "a", encoding="utf-8", opener=_for_this_user) as file:
             file.write(f'\n[{name}]\ntoken_sha256 = "{hash_of(token.encode())}"\n{quota}')
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}.", "Name another file."
+        ) from error
     return token
 
 
@@ -175,21 +200,28 @@ def _for_this_user(path: str, flags: int) -> int:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the name of a client.", "Use letters, digits, `_` and `-`.")
+        raise ConfigError(
+            f"{name!r} cannot be the name of a client.", "Use letters, digits, `_` and `-`."
+        )
 
 
 def _sections(path: Path) -> dict[str, _Section]:
     try:
         sections = _FILE.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"The file of clients {path} cannot be read: {error.strerror}.", _HINT) from error
+        raise ConfigError(
+            f"The file of clients {path} cannot be read: {error.strerror}.", _HINT
+        ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"The file of clients {path} is not TOML: {error}.", "See https://toml.io.") from error
+        raise ConfigError(
+            f"The file of clients {path} is not TOML: {error}.", "See https://toml.io."
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"{path}: {where}: {first['msg']}.", "A client has token_sha256 and, for a quota, calls."
+            f"{path}: {where}: {first['msg']}.",
+            "A client has token_sha256 and, for a quota, calls.",
         ) from error
     for name in sections:
         _check_name(name)

@@ -1,12 +1,14 @@
-"""The calls of one connection: begun in their order while their answers have room, which a client makes by reading.
+"""The calls of one connection: begun in their order while their answers have room, which a client
+makes by reading.
 
-What a connection's client has not read is bounded as a whole: a call is begun only if all answers that wait to be read,
-and what is reserved for the calls under way, fit into `MOST_KEPT`. Reserved is what a call may print, at most
-`MOST_RESERVED`: calls that print more than that go beyond the bound by what they print. Further calls are held, each a
-small object and no task, and `room` says when no more are to be taken in. What is no call is never held. All
-connections of a client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls
-end with it; the environment keeps the outcomes of those that had ended, within its own bound, for clients that submit
-them again.
+What a connection's client has not read is bounded as a whole: a call is begun only if all answers
+that wait to be read, and what is reserved for the calls under way, fit into `MOST_KEPT`. Reserved
+is what a call may print, at most `MOST_RESERVED`: calls that print more than that go beyond the
+bound by what they print. Further calls are held, each a small object and no task, and `room` says
+when no more are to be taken in. What is no call is never held. All connections of a client together
+may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls end with it;
+the environment keeps the outcomes of those that had ended, within its own bound, for clients that
+submit them again.
 """
 
 from __future__ import annotations
@@ -25,20 +27,28 @@ from hrm_agent.environment.remote.clients import Client
 from hrm_agent.environment.remote.messages import MOST_WAIT
 from hrm_agent.errors import HrmError
 
-__all__ = ["MOST_HELD", "MOST_HELD_CHARACTERS", "MOST_KEPT", "MOST_RESERVED", "MOST_UNREAD", "Exchange"]
+__all__ = [
+    "MOST_HELD",
+    "MOST_HELD_CHARACTERS",
+    "MOST_KEPT",
+    "MOST_RESERVED",
+    "MOST_UNREAD",
+    "Exchange",
+]
 
 _MIB = 1024 * 1024
 MOST_KEPT = 64 * _MIB
 """Characters of answers that wait to be read, and bytes reserved for calls under way."""
 MOST_RESERVED = _MIB
-"""The most that is reserved for the output of one call under way. A call with a higher limit rarely prints so much;
-what it did print counts in full once it is answered.
+"""The most that is reserved for the output of one call under way. A call with a higher limit rarely
+prints so much; what it did print counts in full once it is answered.
 """
 MOST_UNREAD = 8 * _MIB
 """Characters of answers that wait to be read; above it nothing more is taken in."""
 MOST_HELD, MOST_HELD_CHARACTERS = 10_000, 8 * _MIB
-"""Calls that have not begun, or what is under way, and characters of the former's code; from either on nothing more is
-taken in."""
+"""Calls that have not begun, or what is under way, and characters of the former's code; from either
+on nothing more is taken in.
+"""
 _STREAMS = 2
 """A call's limit of output is that of stdout and of stderr."""
 _ENVELOPE = 4096
@@ -60,7 +70,9 @@ class _Held:
 class Exchange:
     """Made and used on one event loop."""
 
-    def __init__(self, calls: Calls, client: Client, form: Callable[[int, dict[str, Any]], str]) -> None:
+    def __init__(
+        self, calls: Calls, client: Client, form: Callable[[int, dict[str, Any]], str]
+    ) -> None:
         """`form`: of a key and its answer, as the client gets them."""
         self._calls, self._client, self._form = calls, client, form
         self._held: OrderedDict[int, _Held] = OrderedDict()
@@ -96,7 +108,9 @@ class Exchange:
         """Begin a call, or hold it."""
         size = len(submission.code) + sum(len(cell.code) for cell in submission.history or ())
         output = min(MOST_RESERVED, max(0, _STREAMS * submission.limits.output_bytes))
-        held = _Held(partial(self._calls.answer, self._client, submission), _ENVELOPE + output, size)
+        held = _Held(
+            partial(self._calls.answer, self._client, submission), _ENVELOPE + output, size
+        )
         if self.take(key, held):
             return
         arrived, seconds = time.monotonic(), submission.deadline_seconds
@@ -106,7 +120,9 @@ class Exchange:
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
-        """Begin what is no call: at once, since it prints nothing, and calls that are held are not to delay it."""
+        """Begin what is no call: at once, since it prints nothing, and calls that are held are not
+        to delay it.
+        """
         self._calls.opened()
         self._begin(key, _Held(work, _ENVELOPE))
         self._look()
@@ -147,7 +163,9 @@ class Exchange:
         self._client.kept(len(text))
 
     def next(self) -> str:
-        """The oldest answer that is still to be sent; empty if there is none. What was sent is said by `was_read`."""
+        """The oldest answer that is still to be sent; empty if there is none. What was sent is said
+        by `was_read`.
+        """
         return self._answers.popleft() if self._answers else ""
 
     def was_read(self, characters: int) -> None:
@@ -211,7 +229,10 @@ class Exchange:
 
     def _look(self) -> None:
         """Say whether there is room for more."""
-        full = max(len(self._held), len(self._tasks)) >= MOST_HELD or self._held_characters > MOST_HELD_CHARACTERS
+        full = (
+            max(len(self._held), len(self._tasks)) >= MOST_HELD
+            or self._held_characters > MOST_HELD_CHARACTERS
+        )
         if full or self.unread > MOST_UNREAD:
             self.room.clear()
         else:

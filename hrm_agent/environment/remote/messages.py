@@ -1,11 +1,13 @@
 """Messages between a client and a server: submissions and outcomes as JSON values.
 
-The server is spoken to by whoever has the token, so messages are read strictly: an unknown key, a wrong type, a missing
-field or a number out of bounds is refused, and the error names the field. Nothing is ever unpickled. What a call may
-ask for is not decided here: that is the environment's business, which says it in a typed outcome.
+The server is spoken to by whoever has the token, so messages are read strictly: an unknown key, a
+wrong type, a missing field or a number out of bounds is refused, and the error names the field.
+Nothing is ever unpickled. What a call may ask for is not decided here: that is the environment's
+business, which says it in a typed outcome.
 
-Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so that defaults are defined only in
-`environment.base`. Fields at their default are not sent: a call costs 150 bytes and its code.
+Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so that defaults are
+defined only in `environment.base`. Fields at their default are not sent: a call costs 150 bytes and
+its code.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ PROTOCOL = 2
 MAX_CALLS = 10_000
 """Bound of one batch or message of a stream, and of the earlier cells of one session."""
 MOST_WAIT = 7 * 86400.0
-"""Bound of a deadline in seconds. One beyond it is refused by the environment, so that waiting shortens none to it."""
+"""Bound of a deadline in seconds. One beyond it is refused by the environment, so that waiting
+shortens none to it.
+"""
 _AT_ONCE = 128
 """Calls that are read before others have their turn."""
 _HUGE = 2**60
@@ -99,7 +103,9 @@ _True = Annotated[bool, AfterValidator(_has_to_be_true)]
 
 
 def _only(fields: Collection[str]) -> BeforeValidator:
-    """Refuses the first key of an object that is none of `fields`: pydantic would make an error of each of them."""
+    """Refuses the first key of an object that is none of `fields`: pydantic would make an error of
+    each of them.
+    """
 
     def check(value: object) -> object:
         if isinstance(value, dict):
@@ -132,7 +138,9 @@ class _SubmissionFields(TypedDict, total=False):
     session: str | None
     history: (
         Annotated[
-            list[Annotated[_CellFields, _only(_CellFields.__annotations__)]], _FirstError, Field(max_length=MAX_CALLS)
+            list[Annotated[_CellFields, _only(_CellFields.__annotations__)]],
+            _FirstError,
+            Field(max_length=MAX_CALLS),
         ]
         | None
     )
@@ -192,9 +200,13 @@ class StreamMessage(TypedDict, total=False):
     """What a client asks on a stream; `key` is in the answer too."""
 
     key: Required[int]
-    """Number of the request, unique on its connection; of `cancel`, that of the request to cancel."""
+    """Number of the request, unique on its connection; of `cancel`,
+    that of the request to cancel.
+    """
     run: Any
-    """A submission, read when it is begun: one that is malformed is refused alone, without closing the stream."""
+    """A submission, read when it is begun: one that is malformed is refused alone, without closing
+    the stream.
+    """
     cancel: _True
     """True: nobody waits any more for the request of this key."""
     fork: Annotated[ForkFields, _only(ForkFields.__annotations__)]
@@ -205,11 +217,15 @@ class StreamMessage(TypedDict, total=False):
     """True: asks for the environment's metrics."""
 
 
-_SUBMISSION = TypeAdapter[_SubmissionFields](Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)])
+_SUBMISSION = TypeAdapter[_SubmissionFields](
+    Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]
+)
 _RESULT = TypeAdapter[_ResultFields](Annotated[_ResultFields, _only(_ResultFields.__annotations__)])
 _BATCH = TypeAdapter[_BatchFields](Annotated[_BatchFields, _only(_BatchFields.__annotations__)])
 _CALLS = TypeAdapter[list[_SubmissionFields]](
-    Annotated[list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError]
+    Annotated[
+        list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError
+    ]
 )
 _FRAME = TypeAdapter[list[Any]](Annotated[list[Any], Strict(), Field(max_length=MAX_CALLS)])
 _FORK = TypeAdapter[ForkFields](Annotated[ForkFields, _only(ForkFields.__annotations__)])
@@ -221,7 +237,9 @@ _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionR
 
 def submission_record(submission: Submission) -> dict[str, Any]:
     """The JSON form of a call."""
-    return _SENT_SUBMISSION.dump_python(submission, exclude={"client"}, exclude_defaults=True, warnings=False)
+    return _SENT_SUBMISSION.dump_python(
+        submission, exclude={"client"}, exclude_defaults=True, warnings=False
+    )
 
 
 def result_record(result: ExecutionResult) -> dict[str, Any]:
@@ -284,7 +302,10 @@ def _refusal(error: ValidationError, within: str, before: int) -> HrmError:
     """The first thing that is wrong, without what was sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {}) if first["type"] == _UNKNOWN else {}
-    where = [part + before if isinstance(part, int) and not i else part for i, part in enumerate(first["loc"])]
+    where = [
+        part + before if isinstance(part, int) and not i else part
+        for i, part in enumerate(first["loc"])
+    ]
     path = [*([within] if within else []), *where, *([context["key"]] if context else [])]
     parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in path)
     where = "".join(parts).lstrip(".") or "The request"

@@ -9,17 +9,20 @@
     GET    /health              what this server is: level of isolation, slots, version; 503 and why, where a loop that
                                 serves all calls does not answer; the only one without a token
 
-`RemoteEnvironment` uses the stream: of 64 clients, a request of its own costs a call 700 us of CPU on both sides
-together, a message shared with others 100 to 300. The rest is for curl, scrapers and clients in other languages.
+`RemoteEnvironment` uses the stream: of 64 clients, a request of its own costs a call 700 us of CPU
+on both sides together, a message shared with others 100 to 300. The rest is for curl, scrapers and
+clients in other languages.
 
-Who holds the token may run code in the sandbox, and nothing else; `http_server` says what is refused before that. A
-caller that goes away takes its calls along: their slots are free at once. On the way down (`drain`) running calls are
-finished, new ones are refused as not begun, which clients submit elsewhere.
+Who holds the token may run code in the sandbox, and nothing else; `http_server` says what is
+refused before that. A caller that goes away takes its calls along: their slots are free at once. On
+the way down (`drain`) running calls are finished, new ones are refused as not begun, which clients
+submit elsewhere.
 
-Each client may have a token of its own (`clients`): then it reaches nothing of the others' sessions and calls, though
-the metrics are everybody's.
+Each client may have a token of its own (`clients`): then it reaches nothing of the others' sessions
+and calls, though the metrics are everybody's.
 
-Not covered: TLS (put a reverse proxy before it; without one the token crosses the network readable).
+Not covered: TLS (put a reverse proxy before it; without one the token crosses the network
+readable).
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ try:
     from hrm_agent.environment.remote.exchange import Exchange
     from hrm_agent.environment.remote.server_stream import Stream
 except ImportError as error:
-    raise HrmError("An environment is served with aiohttp.", f"Run `{to_install('service')}`.") from error
+    raise HrmError(
+        "An environment is served with aiohttp.", f"Run `{to_install('service')}`."
+    ) from error
 
 __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 
@@ -91,7 +96,9 @@ class Service:
         slots: int | None = None,
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. `slots` is only told to clients."""
+        """`hosts`: what a request's Host header may say; anything if empty. `slots` is only told to
+        clients.
+        """
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
         self._streams: set[Stream] = set()
@@ -106,7 +113,9 @@ class Service:
             "slots": slots,
             "request_bytes": request_bytes,
         }
-        """The answer to /health, and the first message on a stream. `boot` is another after every start."""
+        """The answer to /health, and the first message on a stream. `boot` is another after every
+        start.
+        """
         self.app = application(clients.find, hosts, request_bytes, _refusal)
         self.app.middlewares.append(self._refuse_while_draining)
         serve_routes(
@@ -123,7 +132,9 @@ class Service:
         )
 
     @web.middleware
-    async def _refuse_while_draining(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _refuse_while_draining(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
         if self._calls.draining and request.path not in _WHILE_DRAINING:
             raise BadRequestError(503, "The server is shutting down.", "Try again later.")
         return await handler(request)
@@ -131,13 +142,17 @@ class Service:
     async def _health(self, request: web.Request) -> web.StreamResponse:
         """Asks the loops that serve all calls, and not more often for those who ask often."""
         del request
-        if self._checking is None or (self._checking.done() and time.monotonic() > self._checked_until):
+        if self._checking is None or (
+            self._checking.done() and time.monotonic() > self._checked_until
+        ):
             self._checking = asyncio.create_task(self._check())
         why = await asyncio.shield(self._checking)
         if not why:
             return json_answer(self.about)
         hint = "See the server's log; start it anew if this lasts."
-        return json_answer({**self.about, "error": f"The environment does not serve: {why}.", "hint": hint}, 503)
+        return json_answer(
+            {**self.about, "error": f"The environment does not serve: {why}.", "hint": hint}, 503
+        )
 
     async def _check(self) -> str:
         try:
@@ -160,7 +175,9 @@ class Service:
         response = web.StreamResponse()
         response.content_type = "application/x-ndjson"
         await response.prepare(request)
-        exchange = Exchange(self._calls, client, lambda index, answer: f"{to_json({'index': index, **answer})}\n")
+        exchange = Exchange(
+            self._calls, client, lambda index, answer: f"{to_json({'index': index, **answer})}\n"
+        )
         if request.transport is not None:
             exchange.abort = request.transport.abort
         try:
@@ -197,11 +214,16 @@ class Service:
         return web.Response(text=await self._calls.environment.metrics(), content_type="text/plain")
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        websocket = web.WebSocketResponse(timeout=2.0, max_msg_size=self._request_bytes, compress=False)
+        websocket = web.WebSocketResponse(
+            timeout=2.0, max_msg_size=self._request_bytes, compress=False
+        )
         try:
             await websocket.prepare(request)
-        except (web.HTTPBadRequest, UnicodeError):  # UnicodeError: aiohttp fails to quote a header that is not text
-            raise BadRequestError(400, "A stream begins with the handshake of a WebSocket.") from None
+        # UnicodeError: aiohttp fails to quote a header that is not text
+        except (web.HTTPBadRequest, UnicodeError):
+            raise BadRequestError(
+                400, "A stream begins with the handshake of a WebSocket."
+            ) from None
         stream = Stream(self._calls, _client(request), websocket, request.transport)
         self._streams.add(stream)
         try:
@@ -211,7 +233,9 @@ class Service:
         return websocket
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls, finish the open ones within `seconds`, and send away those who are on streams."""
+        """Refuse new calls, finish the open ones within `seconds`, and send away those who are on
+        streams.
+        """
         await self._calls.drain(seconds)
         await asyncio.gather(*(stream.leave() for stream in self._streams))
 

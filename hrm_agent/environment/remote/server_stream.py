@@ -1,4 +1,5 @@
-"""The server's side of a client's stream: many calls on one connection, cancelled one by one, answered as they end.
+"""The server's side of a client's stream: many calls on one connection, cancelled one by one,
+answered as they end.
 
 A client sends lists of messages, each with a key of its own choice:
 
@@ -6,9 +7,9 @@ A client sends lists of messages, each with a key of its own choice:
     {"key": 2, "fork": {"source": NAME, "target": NAME, "run": RUN}}
     {"key": 3, "end": {"session": NAME, "run": RUN}}
 
-It gets lists of answers with these keys, in the order in which they are ready: "result"; "text" (of metrics); "done";
-"refused", for a submission that is none; "error", where the environment cannot; "away", if the server is going down and
-has not begun. A connection that ends takes its calls along.
+It gets lists of answers with these keys, in the order in which they are ready: "result"; "text" (of
+metrics); "done"; "refused", for a submission that is none; "error", where the environment cannot;
+"away", if the server is going down and has not begun. A connection that ends takes its calls along.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from hrm_agent.basics.strict_json import to_json
 from hrm_agent.environment.remote.calls import Calls, answer_or_error
 from hrm_agent.environment.remote.clients import Client
 from hrm_agent.environment.remote.exchange import Exchange
-from hrm_agent.environment.remote.messages import StreamMessage, listed, parse_stream, parse_submission
+from hrm_agent.environment.remote.messages import (
+    StreamMessage,
+    listed,
+    parse_stream,
+    parse_submission,
+)
 from hrm_agent.errors import HrmError
 
 __all__ = ["Calls", "Stream"]
@@ -32,11 +38,15 @@ __all__ = ["Calls", "Stream"]
 _FRAME_CHARACTERS = 1024 * 1024
 """Of the outcomes that share a message, about."""
 _MANY, _GATHERING_SECONDS = 32, 0.005
-"""With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
+"""With so many calls open, each waits for others far longer than this; outcomes that come in it
+share a message.
+"""
 _AT_ONCE = 64
 """Requests of a message that are taken in before others have their turn."""
 _SIGN_SECONDS = 3.0
-"""Between two signs of life to a client that is not listened to; less than the time between two pings of its own."""
+"""Between two signs of life to a client that is not listened to; less than the time between two
+pings of its own.
+"""
 _LEAVE_SECONDS = 5.0
 """Timeout for sending the last answers when the server shuts down."""
 _GUARD = LoopGuard("environment-streams", rests=False)
@@ -46,12 +56,18 @@ class Stream:
     """One client's."""
 
     def __init__(
-        self, calls: Calls, client: Client, socket: web.WebSocketResponse, transport: asyncio.BaseTransport | None
+        self,
+        calls: Calls,
+        client: Client,
+        socket: web.WebSocketResponse,
+        transport: asyncio.BaseTransport | None,
     ) -> None:
         """`transport`: of `socket`, to abort it; None if the client has disconnected already."""
         self._calls, self._client = calls, client
         self._socket, self._transport = socket, transport
-        self._exchange = Exchange(calls, client, lambda key, answer: to_json({"key": key, **answer}))
+        self._exchange = Exchange(
+            calls, client, lambda key, answer: to_json({"key": key, **answer})
+        )
         self._exchange.abort = self._abort
         self._room = self._exchange.room
 
@@ -66,7 +82,9 @@ class Stream:
                     break
                 await self._take(message.data)
         except HrmError as error:
-            await self._socket.close(code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100])
+            await self._socket.close(
+                code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100]
+            )
         except ConnectionError:  # it went while nobody read
             pass
         finally:
@@ -74,7 +92,9 @@ class Stream:
             self._exchange.close()
 
     async def leave(self) -> None:
-        """Send the answers that are ready and close; abort the connection if the client does not read."""
+        """Send the answers that are ready and close; abort the connection if the client does not
+        read.
+        """
         with suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._flush()
@@ -95,7 +115,9 @@ class Stream:
             self._transport.abort()
 
     async def _take(self, data: str) -> None:
-        """Begin what a message asks for. Raises HrmError if it is malformed: no more is read then."""
+        """Begin what a message asks for. Raises HrmError if it is malformed:
+        no more is read then.
+        """
         messages = listed(await self._client.read(data))
         for first in range(0, len(messages), _AT_ONCE):
             if first:
@@ -105,9 +127,9 @@ class Stream:
                 self._begin(message)
 
     async def _until_room(self) -> None:
-        """Until more may be taken in. Meanwhile nobody reads, so that no ping is answered: the client hears of us
-        instead, or it would take the connection for dead and send all its calls again. Raises ConnectionError if it
-        has gone.
+        """Until more may be taken in. Meanwhile nobody reads, so that no ping is answered: the
+        client hears of us instead, or it would take the connection for dead and send all its calls
+        again. Raises ConnectionError if it has gone.
         """
         while not self._room.is_set():
             with suppress(TimeoutError):
@@ -151,7 +173,9 @@ class Stream:
                     await asyncio.sleep(_GATHERING_SECONDS)
 
     async def _flush(self) -> None:
-        """All that are ready go out together; while a slow reader lets them wait, more get ready."""
+        """All that are ready go out together; while a slow reader lets them wait,
+        more get ready.
+        """
         exchange = self._exchange
         exchange.ready.clear()
         while text := exchange.next():

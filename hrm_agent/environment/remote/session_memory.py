@@ -1,4 +1,5 @@
-"""What a client remembers of its sessions: enough to have them rebuilt by a server that was started anew.
+"""What a client remembers of its sessions: enough to have them rebuilt by a server that was started
+anew.
 
 The server remembers too, and better; this is only used where its memory is gone.
 """
@@ -64,13 +65,19 @@ class SessionMemory:
             if log is None or log.boot in ("", boot):
                 return None
             if log.cells is None:
-                raise HrmError("The server was restarted, and the session's earlier calls are not all known.")
+                raise HrmError(
+                    "The server was restarted, and the session's earlier calls are not all known."
+                )
             if log.open > 1:
-                raise HrmError("The server was restarted while several calls of the session were running.")
+                raise HrmError(
+                    "The server was restarted while several calls of the session were running."
+                )
             return tuple(log.cells)
 
     def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:
-        """A call of a session has ended, on the server `boot`; without a result if its caller has gone."""
+        """A call of a session has ended, on the server `boot`; without a result if its caller has
+        gone.
+        """
         with self._lock:
             log = self._logs.get(submission.session or "")
             if log is None:
@@ -79,7 +86,14 @@ class SessionMemory:
             if result is not None and result.session is not None:
                 self._note(log, submission, result, result.session, boot)
 
-    def _note(self, log: _Log, submission: Submission, result: ExecutionResult, found: SessionState, boot: str) -> None:
+    def _note(
+        self,
+        log: _Log,
+        submission: Submission,
+        result: ExecutionResult,
+        found: SessionState,
+        boot: str,
+    ) -> None:
         if submission.history is not None:
             log.cells = list(submission.history)
         elif found is SessionState.NEW:

@@ -1,4 +1,6 @@
-"""Sockets to serve an environment on: loopback or a file, unless somebody asks for the network in so many words."""
+"""Sockets to serve an environment on: loopback or a file, unless somebody asks for the network in
+so many words.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from hrm_agent.errors import ConfigError, HrmError
 __all__ = ["listen_tcp", "listen_unix"]
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A client whose machine is gone is noticed within 25 s, and its calls are ended; Linux passes these on to what is
-accepted. The kernel answers for a client that is only busy."""
+"""A client whose machine is gone is noticed within 25 s, and its calls are ended; Linux passes
+these on to what is accepted. The kernel answers for a client that is only busy.
+"""
 _CONNECT_SECONDS = 2.0
 _BACKLOG = 1024
 """Connections that the kernel queues while the server warms up."""
@@ -23,14 +26,18 @@ _BACKLOG = 1024
 def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
     """A socket that listens; port 0 is any that is free. Raises HrmError."""
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host!r} is not an address to listen on: {error}.", "Use 127.0.0.1 for this machine alone."
+            f"{host!r} is not an address to listen on: {error}.",
+            "Use 127.0.0.1 for this machine alone.",
         ) from None
     if not allow_remote and not ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback:
         raise ConfigError(
-            f"{host} can be reached from other machines, and the token crosses the network unencrypted.",
+            f"{host} can be reached from other machines, and the token crosses the network"
+            " unencrypted.",
             "Give --allow-remote if you mean it; on an open network put a TLS proxy in front.",
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -44,7 +51,9 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.so
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A socket in a file that is its owner's alone. One that a dead server left behind is replaced. Raises HrmError."""
+    """A socket in a file that is its owner's alone. One that a dead server left behind is replaced.
+    Raises HrmError.
+    """
     _clear(path)
     listener = _bound(socket.socket(socket.AF_UNIX), path, path)
     os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - and nobody connects before it listens
@@ -68,8 +77,13 @@ def _clear(path: str) -> None:
                 os.unlink(path)  # noqa: PTH108
             return
         except OSError as error:
-            raise ConfigError(f"{path} is taken: {error.strerror or error}.", "Name another file.") from None
-    raise ConfigError(f"A server listens at {path} already.", f"`hrm-agent environment status unix:{path}` asks it.")
+            raise ConfigError(
+                f"{path} is taken: {error.strerror or error}.", "Name another file."
+            ) from None
+    raise ConfigError(
+        f"A server listens at {path} already.",
+        f"`hrm-agent environment status unix:{path}` asks it.",
+    )
 
 
 def _bound(listener: socket.socket, where: object, name: str) -> socket.socket:
@@ -77,5 +91,7 @@ def _bound(listener: socket.socket, where: object, name: str) -> socket.socket:
         listener.bind(where)  # pyright: ignore[reportArgumentType] - as getaddrinfo gave it
     except OSError as error:
         listener.close()
-        raise HrmError(f"Nothing can listen at {name}: {error.strerror or error}.", "Name another.") from None
+        raise HrmError(
+            f"Nothing can listen at {name}: {error.strerror or error}.", "Name another."
+        ) from None
     return listener

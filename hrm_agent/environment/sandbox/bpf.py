@@ -1,11 +1,23 @@
-"""Classic BPF, as the kernel runs it over each system call: instructions that jump forward to labels."""
+"""Classic BPF, as the kernel runs it over each system call: instructions that jump forward to
+labels.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
 
-__all__ = ["AND", "ARCHITECTURE", "ARGUMENT", "IF_ANY_BIT", "IF_AT_LEAST", "IF_EQUAL", "LOAD", "NUMBER", "Program"]
+__all__ = [
+    "AND",
+    "ARCHITECTURE",
+    "ARGUMENT",
+    "IF_ANY_BIT",
+    "IF_AT_LEAST",
+    "IF_EQUAL",
+    "LOAD",
+    "NUMBER",
+    "Program",
+]
 
 LOAD, AND = 0x20, 0x54
 _RETURN, _JUMP = 0x06, 0x05
@@ -13,11 +25,15 @@ IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x15, 0x35, 0x45
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, (16, 24, 32, 40)
 """Offsets in struct seccomp_data, of arguments the lower halves."""
 _WITHIN_REACH = 64
-"""Ranges whose search needs no jump of more than 255 instructions, the longest that a comparison can make."""
+"""Ranges whose search needs no jump of more than 255 instructions, the longest that a comparison
+can make.
+"""
 
 
 class Program:
-    """Instructions that jump forward to the next place of a label; an empty label is the next instruction."""
+    """Instructions that jump forward to the next place of a label; an empty label is the next
+    instruction.
+    """
 
     def __init__(self, verdicts: Mapping[str, int]) -> None:
         self._verdicts = verdicts
@@ -71,11 +87,17 @@ class Program:
             if code == _JUMP:
                 binary += struct.pack("HBBI", code, 0, 0, self._distance(yes, place))
             else:
-                binary += struct.pack("HBBI", code, self._distance(yes, place), self._distance(no, place), operand)
+                binary += struct.pack(
+                    "HBBI", code, self._distance(yes, place), self._distance(no, place), operand
+                )
         return binary
 
     def _distance(self, label: str, place: int) -> int:
-        return next(there for there in self._labels[label] if there > place) - place - 1 if label else 0
+        return (
+            next(there for there in self._labels[label] if there > place) - place - 1
+            if label
+            else 0
+        )
 
 
 def _label(ranges: list[tuple[int, str]]) -> str:

@@ -1,16 +1,19 @@
-"""Control groups (cgroup v2): the kernel bounds and counts what a call's whole tree of processes takes.
+"""Control groups (cgroup v2): the kernel bounds and counts what a call's whole tree of processes
+takes.
 
     DELEGATED/host                        processes that were in DELEGATED itself, where that had to be divided
     DELEGATED/hrm-PID-START-.../slot-N/   one for each slot, in one for each environment
                                   slot    the slot
                                   call    the processes of its call, one call after another
 
-A cgroup that hands controllers on may hold no process itself: hence the leaves. A child is cloned into `call`, since
-moving a process that lives waits for every processor; the slot may do that because both are below `slot-N`, which is
-its own. It opens the files before it is fenced off, and its children close them before anything of a snippet runs.
+A cgroup that hands controllers on may hold no process itself: hence the leaves. A child is cloned
+into `call`, since moving a process that lives waits for every processor; the slot may do that
+because both are below `slot-N`, which is its own. It opens the files before it is fenced off, and
+its children close them before anything of a snippet runs.
 
-A call's tree is ended by the death of its first process, which is that of its process-id namespace. `cgroup.kill` is
-for what is not used again: Linux 6.12 kills every process cloned into a cgroup on which it was ever used.
+A call's tree is ended by the death of its first process, which is that of its process-id namespace.
+`cgroup.kill` is for what is not used again: Linux 6.12 kills every process cloned into a cgroup on
+which it was ever used.
 
 The host calls `claim` and `discard`, a slot's process `enter`, the zygote `leave`.
 """
@@ -27,7 +30,17 @@ from contextlib import suppress
 
 from .memory import Tree, figure
 
-__all__ = ["NO_GROUP", "CallTree", "SlotGroup", "claim", "delegated", "discard", "enter", "figure", "leave"]
+__all__ = [
+    "NO_GROUP",
+    "CallTree",
+    "SlotGroup",
+    "claim",
+    "delegated",
+    "discard",
+    "enter",
+    "figure",
+    "leave",
+]
 
 NO_GROUP = (-1, -1, -1, -1, 0, b"")
 """Argument of the compiled body if calls have no cgroup."""
@@ -46,7 +59,8 @@ _START_TIME = 19
 
 
 def claim(folder: str | None) -> str:
-    """A new cgroup for one environment: below `folder`, or below the cgroup of this process, which is then divided.
+    """A new cgroup for one environment: below `folder`, or below the cgroup of this process, which
+    is then divided.
 
     What hosts that are dead have left there is removed. Raises OSError, which says what to do.
     """
@@ -64,18 +78,31 @@ def claim(folder: str | None) -> str:
 def delegated(folder: str | None) -> str:
     """The cgroup below which `claim` would make one. Nothing is changed. Raises OSError."""
     own = _own_folder()
-    top = os.path.abspath(folder) if folder else os.path.dirname(own) if os.path.basename(own) == _HOST else own
+    top = (
+        os.path.abspath(folder)
+        if folder
+        else os.path.dirname(own)
+        if os.path.basename(own) == _HOST
+        else own
+    )
     if not os.path.exists(f"{top}/cgroup.controllers"):
         raise OSError(f"{top} is no cgroup of version 2")
-    if lacking := [name for name in CONTROLLERS if name not in _text(f"{top}/cgroup.controllers").split()]:
+    if lacking := [
+        name for name in CONTROLLERS if name not in _text(f"{top}/cgroup.controllers").split()
+    ]:
         wanted = " ".join(f"+{name}" for name in CONTROLLERS)
-        raise OSError(f"{top} has no controller {' and '.join(lacking)}: write {wanted!r} to {_above(top)}")
+        raise OSError(
+            f"{top} has no controller {' and '.join(lacking)}: write {wanted!r} to {_above(top)}"
+        )
     for path in (top, f"{top}/cgroup.procs", f"{top}/cgroup.subtree_control"):
         if not os.access(path, os.W_OK):
             raise OSError(f"{path} may not be written by this user: nobody has delegated it")
     if set(_members(top)) - {str(os.getpid())} and not _is_marked(top):
         command = "`systemd-run --user --scope -p Delegate=yes COMMAND`"
-        raise OSError(f"other processes are in {top}, and it was delegated to nobody: start this one with {command}")
+        raise OSError(
+            f"other processes are in {top}, and it was delegated to nobody: start this one with"
+            f" {command}"
+        )
     return top
 
 
@@ -94,7 +121,9 @@ def _own_folder() -> str:
     """The cgroup of this process; empty if there are none of version 2."""
     mounts = [line.split() for line in _text("/proc/self/mounts").splitlines()]
     mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
-    path = next((line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), "")
+    path = next(
+        (line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), ""
+    )
     if not mount or not path:
         raise OSError("no cgroups of version 2 are mounted")
     return (mount + path).rstrip("/")
@@ -105,7 +134,9 @@ def _above(folder: str) -> str:
 
 
 def _move_to_leaf(top: str) -> None:
-    """Move the processes of `top` into a leaf: a cgroup with children may hold no processes itself."""
+    """Move the processes of `top` into a leaf:
+    a cgroup with children may hold no processes itself.
+    """
     for _ in range(_RETRIES):
         if not (members := _members(top)):
             return
@@ -143,7 +174,9 @@ def _remove(folder: str) -> None:
 
 
 def _start_time(pid: str) -> str:
-    """Start time of a process, which tells it from an earlier one with the same pid; empty if it does not exist."""
+    """Start time of a process, which tells it from an earlier one with the same pid; empty if it
+    does not exist.
+    """
     with suppress(OSError):
         return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[_START_TIME]
     return ""
@@ -153,16 +186,21 @@ def _start_time(pid: str) -> str:
 
 
 def enter(top: int, number: int, owner: int | None, processes: int) -> SlotGroup:
-    """Make the cgroups of slot `number` and put this process into its own. `top`: a descriptor of what `claim` made.
+    """Make the cgroups of slot `number` and put this process into its own. `top`: a descriptor of
+    what `claim` made.
 
-    `owner`: the user that the slot is going to be; None if it stays who it is. `processes`: most of a call, threads
-    included. Raises OSError.
+    `owner`: the user that the slot is going to be; None if it stays who it is. `processes`: most of
+    a call, threads included. Raises OSError.
     """
     slot = f"slot-{number}"
     for folder in (slot, f"{slot}/slot", f"{slot}/call"):
         os.mkdir(folder, 0o755, dir_fd=top)
     _hand_on(slot, top)
-    for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1"), ("pids.max", str(processes))):
+    for name, text in (
+        ("memory.swap.max", "0"),
+        ("memory.oom.group", "1"),
+        ("pids.max", str(processes)),
+    ):
         with suppress(FileNotFoundError):  # a kernel that counts no swap has no limit of it
             _put(f"{slot}/call/{name}", text, top)
     for folder in (slot, f"{slot}/call"):
@@ -184,7 +222,9 @@ class SlotGroup:
 
     def __init__(self, top: int, folder: str) -> None:
         self.folder = _kept(folder, os.O_RDONLY, top)
-        """Descriptor of the cgroup, which children are cloned into; the other fields are descriptors of its files."""
+        """Descriptor of the cgroup, which children are cloned into; the other fields are
+        descriptors of its files.
+        """
         self.cpu = _kept(f"{folder}/cpu.stat", os.O_RDONLY, top)
         self.state = _kept(f"{folder}/cgroup.events", os.O_RDONLY, top)
         self.freezer = _kept(f"{folder}/cgroup.freeze", os.O_WRONLY, top)
@@ -221,11 +261,15 @@ class SlotGroup:
         return figure(os.pread(self._current, 32, 0))
 
     def most(self) -> int:
-        """Peak memory of the present call in bytes; its current memory where the kernel has no peak."""
+        """Peak memory of the present call in bytes; its current memory where the kernel has no
+        peak.
+        """
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
 
     def ran_out(self) -> bool:
-        """True if the kernel has killed in it for want of memory. A slot's last call, since it is then replaced."""
+        """True if the kernel has killed in it for want of memory. A slot's last call, since it is
+        then replaced.
+        """
         return figure(os.pread(self.events, 4096, 0), b"oom_kill ") > 0
 
     def seconds(self) -> float:
@@ -237,7 +281,9 @@ class SlotGroup:
 
 
 class CallTree(Tree):
-    """The tree of processes of a call, or of a session, by its cgroup: nobody in it is missed, and nothing sampled."""
+    """The tree of processes of a call, or of a session, by its cgroup: nobody in it is missed, and
+    nothing sampled.
+    """
 
     __slots__ = ("_before", "_group")
 

@@ -1,4 +1,6 @@
-"""The process of a call or of a session: as its slot sees it, and what it does itself, from its first moment on."""
+"""The process of a call or of a session: as its slot sees it, and what it does itself, from its
+first moment on.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,21 @@ from . import kernel, landlock, seccomp, snippet
 from .memory import Tree
 from .protocol import REQUEST, Request
 
-__all__ = ["CHANNEL", "CODE", "PROC", "REQUESTS", "Child", "Inside", "reserve_channel", "serve_session"]
+__all__ = [
+    "CHANNEL",
+    "CODE",
+    "PROC",
+    "REQUESTS",
+    "Child",
+    "Inside",
+    "reserve_channel",
+    "serve_session",
+]
 
 CODE, PROC, CHANNEL, REQUESTS = 4, 6, 7, 9
-"""Descriptors of a slot. On CHANNEL a session's process says that a call has ended; the next is written to REQUESTS."""
+"""Descriptors of a slot. On CHANNEL a session's process says that a call has ended; the next is
+written to REQUESTS.
+"""
 _ANSWERS, _ASKED = CODE + 1, CODE + 2
 """The other ends of the two, in a session's process."""
 
@@ -35,7 +48,9 @@ class Child:
         self.is_session = False
 
     def cpu_seconds(self) -> float:
-        """CPU time so far, without that of processes which it started: the kernel's clock id is made of the pid."""
+        """CPU time so far, without that of processes which it started: the kernel's clock id is
+        made of the pid.
+        """
         try:
             return time.clock_gettime((~self.pid << 3) | 2)
         except OSError:
@@ -47,7 +62,9 @@ class Child:
         return max(own, self.tree.look(until)[1]) if self.tree.several else own
 
     def has_spoken(self) -> bool:
-        """True if a session's process has said something before it was asked, or cannot be asked any more."""
+        """True if a session's process has said something before it was asked, or cannot be asked
+        any more.
+        """
         try:
             os.read(CHANNEL, 1)
         except BlockingIOError:
@@ -88,7 +105,9 @@ class Inside:
                 with suppress(OSError):
                     landlock.scope()
             os.setsid()
-            kernel.own_descriptors(PROC, [1, 2, snippet.VALUE_DESCRIPTOR, *([CODE] if channel else [])])
+            kernel.own_descriptors(
+                PROC, [1, 2, snippet.VALUE_DESCRIPTOR, *([CODE] if channel else [])]
+            )
             seconds = None if channel else request.cpu_seconds
             kernel.limit_child(self._base_bytes + request.memory_bytes, request.file_bytes, seconds)
             source = snippet.read_code(CODE)
@@ -101,7 +120,9 @@ class Inside:
             os._exit(1)
 
     def run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """The rest of a stateless call's process, which has shed everything of the slot and read its code."""
+        """The rest of a stateless call's process, which has shed everything of the slot and read
+        its code.
+        """
         code = 1
         try:
             if snippet.may_draw(source):
@@ -111,7 +132,9 @@ class Inside:
             os._exit(code)
 
     def run_session(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """The rest of a session's process, which has its ends of the pipes, and has read the code of its first call."""
+        """The rest of a session's process, which has its ends of the pipes, and has read the code
+        of its first call.
+        """
         try:
             snippet.reseed(seed)
             serve_session(source, self._module, value_bytes)
@@ -128,14 +151,17 @@ def _keep_channel(channel: tuple[int, ...]) -> None:
 
 
 def serve_session(source: str, module: ModuleType, value_bytes: int) -> None:
-    """Run one call after the other in one module, the first of which has been read, until the slot closes the pipe."""
+    """Run one call after the other in one module, the first of which has been read, until the slot
+    closes the pipe.
+    """
     while True:
         os.write(_ANSWERS, bytes([snippet.run(source, module, value_bytes)]))
         data = os.read(_ASKED, REQUEST.size)
         if len(data) < REQUEST.size:
             return
         value_bytes = Request(*REQUEST.unpack(data)).value_bytes
-        for descriptor in (1, 2, snippet.VALUE_DESCRIPTOR, CODE):  # the host has emptied these files
+        # the host has emptied these files
+        for descriptor in (1, 2, snippet.VALUE_DESCRIPTOR, CODE):
             os.lseek(descriptor, 0, os.SEEK_SET)
         snippet.open_streams()
         source = snippet.read_code(CODE)

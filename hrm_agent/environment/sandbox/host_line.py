@@ -19,13 +19,16 @@ class HostLine:
     def __init__(self, host: socket.socket, supervisor: Supervisor | None) -> None:
         self._host, self._supervisor = host, supervisor
         self.own_seconds = 0.0
-        """CPU time of the slot for the present call, but for its answers: a snippet decides how much there is to look
-        at and to tidy."""
+        """CPU time of the slot for the present call, but for its answers: a snippet decides how
+        much there is to look at and to tidy.
+        """
 
     @property
     def charged_seconds(self) -> float:
         """CPU time of the slot that the present call pays for."""
-        return self.own_seconds + (self._supervisor.seconds if self._supervisor is not None else 0.0)
+        return self.own_seconds + (
+            self._supervisor.seconds if self._supervisor is not None else 0.0
+        )
 
     def receive(self) -> Request | None:
         """None when the host is gone."""
@@ -35,8 +38,14 @@ class HostLine:
     def send(self, reply: Reply) -> None:
         """And begin another call."""
         if self._supervisor is not None and self._supervisor.refused:
-            most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[:REFUSED_KINDS]
-            flat = [figure for number, count in most for figure in (number & 0xFFFF, min(count, _MOST_COUNTED))]
+            most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[
+                :REFUSED_KINDS
+            ]
+            flat = [
+                figure
+                for number, count in most
+                for figure in (number & 0xFFFF, min(count, _MOST_COUNTED))
+            ]
             self._host.send(REFUSED.pack(*flat, *[0] * (2 * REFUSED_KINDS - len(flat))))
         charged, self.own_seconds = self.charged_seconds, 0.0
         if self._supervisor is not None:

@@ -1,10 +1,12 @@
-"""The few Linux calls that Python 3.11 has no function for, and the steps of isolation made of them.
+"""The few Linux calls that Python 3.11 has no function for, and the steps of isolation made of
+them.
 
-`enter_namespaces` and `build_root` run once, in the zygote: mounts and process ids of its own, and a root of read-only
-binds (the interpreter, the system's libraries and programs, the packages that snippets may import). `enter_slot` runs
-once in each slot: an empty network, ipc and host name of its own, a /tmp in memory, a user id of its own, and a user
-namespace last of all, so that whatever a child might gain there counts for none of the others. What is left for each
-call is `clone` into a new process-id namespace, where the death of the child is the death of everything it started.
+`enter_namespaces` and `build_root` run once, in the zygote: mounts and process ids of its own, and
+a root of read-only binds (the interpreter, the system's libraries and programs, the packages that
+snippets may import). `enter_slot` runs once in each slot: an empty network, ipc and host name of
+its own, a /tmp in memory, a user id of its own, and a user namespace last of all, so that whatever
+a child might gain there counts for none of the others. What is left for each call is `clone` into a
+new process-id namespace, where the death of the child is the death of everything it started.
 """
 
 from __future__ import annotations
@@ -43,13 +45,20 @@ MAX_PROCESSES = 32
 MAX_DESCRIPTORS = 128
 """Of a process. What lies in sockets between processes is memory that no limit counts."""
 MAX_SIGNALS = 1024
-"""That wait, timers included: where the host is an ordinary user they come out of what the kernel grants that user."""
+"""That wait, timers included: where the host is an ordinary user they come out of what the kernel
+grants that user.
+"""
 NO_CORE = 1
 """Byte: 0 would still hand a dump to a program of the host, where it is set up to have them."""
 TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=1777"
 DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x10000000,
+)
 CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x20000000, 0x40000000, 0x00001000
 CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_INTO_CGROUP = 0x00200000, 0x01000000, 0x200000000
 SLOT_NAMESPACES = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
@@ -60,7 +69,13 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 0x1, 0x2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 _MACHINE = os.uname().machine
 SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if _MACHINE == "aarch64" else 56), 435, 442
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 36, 38, 40
+(
+    PR_SET_PDEATHSIG,
+    PR_SET_DUMPABLE,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NO_NEW_PRIVS,
+    PR_GET_TID_ADDRESS,
+) = (1, 4, 36, 38, 40)
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
 
@@ -76,12 +91,14 @@ _tid = ctypes.c_void_p(0)
 
 
 def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
-    """Fork, into a process-id namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the child.
+    """Fork, into a process-id namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the
+    child.
 
     `into`: descriptor of the cgroup that the child begins in; -1: this process's.
 
-    Not `os.fork`, whose hooks would touch many pages of memory that the processes share. A slot has one thread, and
-    the one thing that libc's fork does for such a process is done here: its thread id is where libc looks for it.
+    Not `os.fork`, whose hooks would touch many pages of memory that the processes share. A slot has
+    one thread, and the one thing that libc's fork does for such a process is done here: its thread
+    id is where libc looks for it.
     """
     flags = SIGCHLD | CLONE_PIDFD | (CLONE_NEWPID if isolated else 0)
     if not _tid.value:
@@ -91,7 +108,9 @@ def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
     if into >= 0:
         flags = flags - SIGCHLD | CLONE_INTO_CGROUP
-        given = (ctypes.c_uint64 * 11)(flags, ctypes.addressof(_pidfd), tid, 0, SIGCHLD, 0, 0, 0, 0, 0, into)
+        given = (ctypes.c_uint64 * 11)(
+            flags, ctypes.addressof(_pidfd), tid, 0, SIGCHLD, 0, 0, 0, 0, 0, into
+        )
         pid = int(_libc.syscall(SYS_CLONE3, ctypes.addressof(given), ctypes.sizeof(given), 0, 0, 0))
     else:
         last = (0, tid) if _MACHINE == "aarch64" else (tid, 0)
@@ -103,19 +122,24 @@ def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
 
 
 def enter_namespaces() -> None:
-    """Leave the host's mounts and, for the next fork, its process ids; as an ordinary user also its user ids."""
+    """Leave the host's mounts and, for the next fork, its process ids; as an ordinary user also its
+    user ids.
+    """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
     else:
-        _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER), "unshare (user namespaces)")
+        _check(
+            _libc.unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER), "unshare (user namespaces)"
+        )
         _map_ids("/proc/self", None, (INSIDE_ID, uid), (INSIDE_ID, gid))
 
 
 def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     """Replace / by read-only binds. `packages`: path -> name under /site.
 
-    Returns a descriptor of /proc, which is not there, and whether it shows the new process-id namespace.
+    Returns a descriptor of /proc, which is not there, and whether it shows the new process-id
+    namespace.
     """
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     proc, fresh = _open_proc()
@@ -126,12 +150,16 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     for path, name in packages.items():
         _bind(path, f"{root}/site/{name}")
     os.mkdir(f"{root}/tmp")
-    os.symlink("/tmp", f"{root}/dev/shm")  # where the C library makes semaphores; emptied, and bounded, as /tmp is
+    # where the C library makes semaphores; emptied, and bounded, as /tmp is
+    os.symlink("/tmp", f"{root}/dev/shm")
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
     pointer, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
     address = ctypes.cast(path, ctypes.c_void_p).value or 0
-    _check(_libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, address, AT_RECURSIVE, pointer, size), "mount_setattr")
+    _check(
+        _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, address, AT_RECURSIVE, pointer, size),
+        "mount_setattr",
+    )
     os.chdir(root)
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", MNT_DETACH), "umount2")
@@ -140,7 +168,9 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
 
 
 def _open_proc() -> tuple[int, bool]:
-    """A /proc of the new process-id namespace; where that is not to be had (a masked one in a container), the old."""
+    """A /proc of the new process-id namespace; where that is not to be had (a masked one in a
+    container), the old.
+    """
     fresh = True
     try:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -165,7 +195,9 @@ def _bind(path: str, target: str) -> None:
 
 
 def enter_slot(proc: int, number: int) -> None:
-    """Once per slot: own network, ipc, host name, mounts, /tmp, user, and at last a user namespace without others."""
+    """Once per slot: own network, ipc, host name, mounts, /tmp, user, and at last a user namespace
+    without others.
+    """
     _check(_libc.unshare(SLOT_NAMESPACES), "unshare")
     socket.sethostname("sandbox")
     _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, TMP_OPTIONS)
@@ -178,7 +210,9 @@ def enter_slot(proc: int, number: int) -> None:
 
 
 def give_up_root(number: int) -> None:
-    """Become the user of slot `number`, if root. Stays dumpable, so that it can write its own id map."""
+    """Become the user of slot `number`, if root. Stays dumpable, so that it can write its own id
+    map.
+    """
     if os.getuid() == 0:
         own = SLOT_ID + number
         os.setgroups([])
@@ -211,9 +245,11 @@ def address_space(proc: int) -> int:
 
 
 def gather_pages(proc: int) -> None:
-    """Put this process's own memory into huge pages, where the kernel can (Linux 6.1): a fork copies an entry for each.
+    """Put this process's own memory into huge pages, where the kernel can (Linux 6.1): a fork
+    copies an entry for each.
 
-    In the zygote, so that its slots share them; where one writes it gets a small page of its own, as it would anyway.
+    In the zygote, so that its slots share them; where one writes it gets a small page of its own,
+    as it would anyway.
     """
     descriptor = os.open("self/maps", os.O_RDONLY, dir_fd=proc)
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as maps:
@@ -227,7 +263,9 @@ def gather_pages(proc: int) -> None:
 
 
 def own_descriptors(proc: int, descriptors: list[int]) -> None:
-    """Open these files anew, and /dev/null as stdin: locks, flags, offsets of the slot's own would outlive a call."""
+    """Open these files anew, and /dev/null as stdin: locks, flags, offsets of the slot's own would
+    outlive a call.
+    """
     for descriptor in descriptors:
         _replace(descriptor, os.open(f"self/fd/{descriptor}", os.O_RDWR, dir_fd=proc))
     _replace(0, os.open("/dev/null", os.O_RDONLY))
@@ -239,17 +277,23 @@ def _replace(descriptor: int, by: int) -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the thread that started this process ends. To be called after the last change of user."""
+    """SIGKILL when the thread that started this process ends. To be called after the last change of
+    user.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def as_subreaper() -> None:
-    """Orphans below this process become its children: where there is no process-id namespace to end them."""
+    """Orphans below this process become its children: where there is no process-id namespace to end
+    them.
+    """
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
 
 
 def limit_slot(*, count_processes: bool) -> None:
-    """Hard limits that are the same for every call. `count_processes`: the user is the slot's own."""
+    """Hard limits that are the same for every call. `count_processes`:
+    the user is the slot's own.
+    """
     limits = {
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
         resource.RLIMIT_CORE: NO_CORE,
@@ -262,7 +306,9 @@ def limit_slot(*, count_processes: bool) -> None:
 
 
 def limit_child(memory_bytes: int, file_bytes: int, cpu_seconds: float | None) -> None:
-    """Hard limits of one call: the process cannot raise them again. The slot keeps time more exactly."""
+    """Hard limits of one call: the process cannot raise them again. The slot keeps time more
+    exactly.
+    """
     _set_limit(resource.RLIMIT_AS, memory_bytes)
     _set_limit(resource.RLIMIT_FSIZE, file_bytes)
     if cpu_seconds is not None:
@@ -287,7 +333,9 @@ def _write(path: str, folder: int | None, text: str) -> None:
     os.close(descriptor)
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: bytes | None = None) -> None:
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: bytes | None = None
+) -> None:
     encoded = [None if text is None else text.encode() for text in (source, target, kind)]
     result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), options)
     _check(result, f"mount {target}")

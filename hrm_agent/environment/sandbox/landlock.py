@@ -1,9 +1,11 @@
-"""Landlock: what a process may reach, decided by itself and never taken back, for it and all that it starts.
+"""Landlock: what a process may reach, decided by itself and never taken back, for it and all that
+it starts.
 
-Namespaces hide the machine; this refuses it again, by another part of the kernel and without any privilege: files
-outside the given folders, TCP altogether, and, from ABI 6 on, abstract Unix sockets and signals to processes outside.
-Where no namespaces can be had it is the layer that keeps a snippet off the files of the user. What a domain was not
-allowed, a domain within it cannot be: domains may be nested, sixteen deep. Within one, nothing can be mounted.
+Namespaces hide the machine; this refuses it again, by another part of the kernel and without any
+privilege: files outside the given folders, TCP altogether, and, from ABI 6 on, abstract Unix
+sockets and signals to processes outside. Where no namespaces can be had it is the layer that keeps
+a snippet off the files of the user. What a domain was not allowed, a domain within it cannot be:
+domains may be nested, sixteen deep. Within one, nothing can be mounted.
 
 Not covered: Unix sockets that have a path, UDP, and descriptors that were open before.
 """
@@ -55,16 +57,22 @@ def abi() -> int:
         return 0
 
 
-def restrict(readable: Iterable[str | int], writable: Iterable[str | int], *, scoped: bool = True) -> int:
-    """Leave this thread, and all that it starts, reading and executing beneath `readable`, everything but devices
-    beneath `writable`, and nothing else. Sets no_new_privs. Returns the ABI in force.
+def restrict(
+    readable: Iterable[str | int], writable: Iterable[str | int], *, scoped: bool = True
+) -> int:
+    """Leave this thread, and all that it starts, reading and executing beneath `readable`,
+    everything but devices beneath `writable`, and nothing else. Sets no_new_privs. Returns the ABI
+    in force.
 
-    Given are paths, of which those that do not exist are left out, or descriptors opened with O_PATH. Without `scoped`,
-    signals and abstract sockets reach outside. Raises OSError where there is no Landlock.
+    Given are paths, of which those that do not exist are left out, or descriptors opened with
+    O_PATH. Without `scoped`, signals and abstract sockets reach outside. Raises OSError where there
+    is no Landlock.
     """
     version = _version()
     rights = _rights(version)
-    rules = _call("landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, rights, scoped=scoped), 0)
+    rules = _call(
+        "landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, rights, scoped=scoped), 0
+    )
     try:
         for place in readable:
             _allow(rules, place, rights & _READ)
@@ -78,7 +86,9 @@ def restrict(readable: Iterable[str | int], writable: Iterable[str | int], *, sc
 
 
 def scope() -> None:
-    """Signals and abstract sockets reach nothing outside from here on. Raises OSError where there is no Landlock."""
+    """Signals and abstract sockets reach nothing outside from here on. Raises OSError where there
+    is no Landlock.
+    """
     version = _version()
     rules = _call("landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, 0, scoped=True), 0)
     try:
@@ -92,7 +102,9 @@ def _version() -> int:
 
 
 def _rights(version: int) -> int:
-    """To files, as far as the kernel knows them: whatever is not named when a domain is made stays allowed in it."""
+    """To files, as far as the kernel knows them: whatever is not named when a domain is made stays
+    allowed in it.
+    """
     since = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
     return _OLDEST | sum(right for first, right in since.items() if version >= first)
 
@@ -114,7 +126,9 @@ def _allow(rules: int, place: str | int, rights: int) -> None:
         return
     if not stat.S_ISDIR(os.fstat(place).st_mode):
         rights &= _OF_FILES
-    _call("landlock_add_rule", _ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+    _call(
+        "landlock_add_rule", _ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0
+    )
 
 
 def _call(what: str, number: int, *arguments: int | bytes | None) -> int:

@@ -1,4 +1,6 @@
-"""The tree of processes below one, as /proc shows it: what it holds, and how it is stopped and ended as a whole."""
+"""The tree of processes below one, as /proc shows it: what it holds, and how it is stopped and
+ended as a whole.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from contextlib import suppress
 __all__ = ["Tree", "figure", "kill_orphans"]
 
 SLOW_SECONDS = 0.05
-"""A tree whose last look took longer is held still in the next one: nobody can look into a process while it forks, and
-the processes that run meanwhile make that last."""
+"""A tree whose last look took longer is held still in the next one: nobody can look into a process
+while it forks, and the processes that run meanwhile make that last.
+"""
 STOP_LOOKS = 20
 """Checks after SIGSTOP whether new processes were forked meanwhile."""
 _SHORTLY = 0.001
@@ -38,9 +41,11 @@ class Tree:
         "threads",
     )
 
-    def __init__(self, proc: int | None, pid: int, adopter: int | None = None, *, confined: bool = False) -> None:
-        """`adopter`: this process, where orphans of the tree become its children; it has no others. `confined`: nor has
-        it anybody else whom its signals reach.
+    def __init__(
+        self, proc: int | None, pid: int, adopter: int | None = None, *, confined: bool = False
+    ) -> None:
+        """`adopter`: this process, where orphans of the tree become its children; it has no others.
+        `confined`: nor has it anybody else whom its signals reach.
         """
         self._proc, self._pid, self._adopter, self._confined = proc, pid, adopter, confined
         self._buried_seconds = 0.0
@@ -58,7 +63,11 @@ class Tree:
         """Process ids, the oldest first."""
         found, index, self.threads = [self._pid], 0, 0
         if self._adopter is not None:
-            found += [pid for pid in self._children_of(self._adopter) if pid != self._pid and not self._bury(pid)]
+            found += [
+                pid
+                for pid in self._children_of(self._adopter)
+                if pid != self._pid and not self._bury(pid)
+            ]
         while index < len(found):
             threads = self._threads(found[index])
             found += [pid for pid in self._children_of(found[index], threads) if pid not in found]
@@ -71,10 +80,11 @@ class Tree:
         return list(self._children_of(self._pid))
 
     def look(self, until: float) -> tuple[int, float]:
-        """Bytes and CPU seconds of a tree of several: what they share counts once, who has ended counts on.
+        """Bytes and CPU seconds of a tree of several: what they share counts once, who has ended
+        counts on.
 
-        A single process is held by its own limits: 0 and 0. A tree too large to be gone through by `until`, on the
-        monotonic clock, is told as far as that.
+        A single process is held by its own limits: 0 and 0. A tree too large to be gone through by
+        `until`, on the monotonic clock, is told as far as that.
         """
         began, members = time.monotonic(), self.members()
         if len(members) < 2 and not self._buried_seconds:
@@ -95,7 +105,9 @@ class Tree:
         return held, seconds
 
     def peak_bytes(self) -> int:
-        """Largest resident memory of the first process so far, or of the tree where that was seen to be more."""
+        """Largest resident memory of the first process so far, or of the tree where that was seen
+        to be more.
+        """
         if self._proc is None:
             return self.peak
         if self._status is None:
@@ -103,12 +115,15 @@ class Tree:
                 self._status = os.open(f"{self._pid}/status", os.O_RDONLY, dir_fd=self._proc)
         if self._status is not None:
             with suppress(OSError):
-                self.peak = max(self.peak, figure(os.pread(self._status, 4096, 0), b"VmHWM:") * _KIB)
+                self.peak = max(
+                    self.peak, figure(os.pread(self._status, 4096, 0), b"VmHWM:") * _KIB
+                )
         return self.peak
 
     def signal(self, number: int, *, itself: bool = True) -> None:
         """To every process of the tree, and to those that were made meanwhile."""
-        if self._confined:  # to all at once: a chain of processes that fork and exit outruns any list of them
+        # to all at once: a chain of processes that fork and exit outruns any list of them
+        if self._confined:
             with suppress(ProcessLookupError):
                 os.kill(-1, number)
             return
@@ -125,8 +140,8 @@ class Tree:
         self.stopped = True
 
     def stays_stopped(self) -> bool:
-        """After `stop`, where nobody keeps its processes from making others, each of which may be gone when it is
-        looked at.
+        """After `stop`, where nobody keeps its processes from making others, each of which may be
+        gone when it is looked at.
         """
         for _ in range(STOP_LOOKS):
             time.sleep(_SHORTLY)
@@ -138,11 +153,15 @@ class Tree:
         return True
 
     def is_still(self) -> bool:
-        """Whether every process of a stopped tree is, with all threads: the first may have ended before the others.
+        """Whether every process of a stopped tree is, with all threads: the first may have ended
+        before the others.
 
-        Who waits in the kernel (D) for a child that is stopped, after a vfork, is stopped as soon as it wakes.
+        Who waits in the kernel (D) for a child that is stopped, after a vfork, is stopped as soon
+        as it wakes.
         """
-        threads = (f"{pid}/task/{thread}/stat" for pid in self.members() for thread in self._threads(pid))
+        threads = (
+            f"{pid}/task/{thread}/stat" for pid in self.members() for thread in self._threads(pid)
+        )
         states = (self._read(path).rpartition(b")")[2].split()[:1] for path in threads)
         return all(not state or state[0] in b"TtZXD" for state in states)
 
@@ -182,14 +201,18 @@ class Tree:
         return []
 
     def _held_bytes(self, pid: int) -> int:
-        """What it shares counts in part; all of what is resident, where it has forbidden to be looked into.
+        """What it shares counts in part; all of what is resident, where it has forbidden to be
+        looked into.
 
-        Told by the first thread that has memory: a process lives on when the one that it is named after has ended.
+        Told by the first thread that has memory: a process lives on when the one that it is named
+        after has ended.
         """
         if found := figure(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
             return found * _KIB
         folders = [f"{pid}/task/{thread}" for thread in self._threads(pid)]
-        shares = (figure(self._read(f"{folder}/smaps_rollup"), b"Pss:") * _KIB for folder in folders)
+        shares = (
+            figure(self._read(f"{folder}/smaps_rollup"), b"Pss:") * _KIB for folder in folders
+        )
         return next(filter(None, shares), 0) or max(map(self._resident_bytes, folders), default=0)
 
     def _resident_bytes(self, folder: str) -> int:
@@ -212,7 +235,9 @@ class Tree:
 
 
 def kill_orphans(proc: int | None, *, confined: bool) -> None:
-    """End all that is below this process, a subreaper: without a process-id namespace it outlives the call."""
+    """End all that is below this process, a subreaper: without a process-id namespace it outlives
+    the call.
+    """
     below = Tree(proc, os.getpid(), confined=confined)
     for _ in range(100):
         below.signal(signal.SIGKILL, itself=False)
@@ -225,9 +250,11 @@ def kill_orphans(proc: int | None, *, confined: bool) -> None:
 
 
 def figure(text: bytes, name: bytes = b"") -> int:
-    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a line.
+    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a
+    line.
 
-    Elsewhere in a line anything may stand that a snippet chose: the kernel puts a process's name into its files.
+    Elsewhere in a line anything may stand that a snippet chose: the kernel puts a process's name
+    into its files.
     """
     line = (b"\n" + text).partition(b"\n" + name)[2].partition(b"\n")[0]
     words = line.split(maxsplit=1)

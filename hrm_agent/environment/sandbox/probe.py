@@ -1,8 +1,10 @@
-"""What this machine gives, and what it costs: each layer put on in a child of this process, again and again.
+"""What this machine gives, and what it costs: each layer put on in a child of this process, again
+and again.
 
-Printed is one JSON object, layer -> `LayerProbe`. Runs as the sandbox's other processes do, in a bare interpreter
-without threads, so that what is measured is a small process's fork. Nothing is left behind. `argv`: a delegated cgroup,
-or nothing: then it is this process's own, if that was delegated.
+Printed is one JSON object, layer -> `LayerProbe`. Runs as the sandbox's other processes do, in a
+bare interpreter without threads, so that what is measured is a small process's fork. Nothing is
+left behind. `argv`: a delegated cgroup, or nothing: then it is this process's own, if that was
+delegated.
 """
 
 from __future__ import annotations
@@ -57,9 +59,18 @@ def found(group: str = "") -> dict[str, LayerProbe]:
     """By the names of `hrm_agent.environment.isolation.Layer`."""
     with suppress(OSError):
         seccomp.filter_program(os.uname().machine, listener=True)  # made once for all slots
-    layers = {"namespaces": _namespaces(), "seccomp": _of_slot(seccomp.install), "landlock": _of_slot(_restrict)}
+    layers = {
+        "namespaces": _namespaces(),
+        "seccomp": _of_slot(seccomp.install),
+        "landlock": _of_slot(_restrict),
+    }
     layers["landlock"]["detail"] = f"ABI {landlock.abi()}"
-    return {**layers, "rlimits": _rlimits(), "memory sampling": _sampling(), "cgroup": _cgroup(group)}
+    return {
+        **layers,
+        "rlimits": _rlimits(),
+        "memory sampling": _sampling(),
+        "cgroup": _cgroup(group),
+    }
 
 
 def _of_slot(step: Callable[[], object]) -> LayerProbe:
@@ -86,11 +97,17 @@ def _sampling() -> LayerProbe:
         for _ in range(REPEATS):
             _resident_bytes(os.getppid())
         return LayerProbe(
-            missing="", slot_us=None, call_us=_microseconds(started) / REPEATS, detail="a look, every 50 ms"
+            missing="",
+            slot_us=None,
+            call_us=_microseconds(started) / REPEATS,
+            detail="a look, every 50 ms",
         )
     except OSError as error:
         return LayerProbe(
-            missing=f"the memory of a process is not told: {error}", slot_us=None, call_us=None, detail=""
+            missing=f"the memory of a process is not told: {error}",
+            slot_us=None,
+            call_us=None,
+            detail="",
         )
 
 
@@ -115,7 +132,9 @@ def _cgroup(folder: str) -> LayerProbe:
         cgroup.discard(made)
     if os.access(made, os.F_OK):
         missing = "its processes could not be killed"
-    return LayerProbe(missing=missing, slot_us=slot_us, call_us=call_us, detail=os.path.dirname(made))
+    return LayerProbe(
+        missing=missing, slot_us=slot_us, call_us=call_us, detail=os.path.dirname(made)
+    )
 
 
 def _try_group(group: cgroup.SlotGroup) -> None:
@@ -136,14 +155,19 @@ def _try_group(group: cgroup.SlotGroup) -> None:
 
 
 def _enter() -> None:
-    """The namespaces of a slot, and one mount in them: some systems give a namespace without any rights in it."""
+    """The namespaces of a slot, and one mount in them: some systems give a namespace without any
+    rights in it.
+    """
     uid = os.getuid()
     _check(_libc.unshare(_NAMESPACES), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     _check(_libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None), "mount")
-    _check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), None), "mount of tmpfs")
+    _check(
+        _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), None),
+        "mount of tmpfs",
+    )
 
 
 def _restrict() -> None:
@@ -151,7 +175,12 @@ def _restrict() -> None:
 
 
 def _limit() -> None:
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):
+    for kind in (
+        resource.RLIMIT_AS,
+        resource.RLIMIT_CPU,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_NOFILE,
+    ):
         resource.setrlimit(kind, resource.getrlimit(kind))
     resource.setrlimit(resource.RLIMIT_NPROC, resource.getrlimit(resource.RLIMIT_NPROC))
 
@@ -164,9 +193,12 @@ def _resident_bytes(pid: int) -> int:
 # measuring
 
 
-def _measure(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float | None]:
-    """What stands in the way of `step`, and by how many microseconds a child that takes it costs more than one that
-    does not: the least of each, taken in turns, since whatever else the machine does only adds.
+def _measure(
+    step: Callable[[], object], fork: Callable[[], int] = os.fork
+) -> tuple[str, float | None]:
+    """What stands in the way of `step`, and by how many microseconds a child that takes it costs
+    more than one that does not: the least of each, taken in turns, since whatever else the machine
+    does only adds.
     """
     bare, full = list[float](), list[float]()
     for _ in range(REPEATS):
@@ -195,18 +227,22 @@ def _child(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tup
 def _take(step: Callable[[], object], theirs: int) -> int:
     try:
         step()
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a C library without the function
+    # AttributeError: a C library without the function
+    except (OSError, ValueError, AttributeError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
         os.write(theirs, f"{text or error}".encode())
     return 0
 
 
 def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> float | None:
-    """What `measure` finds inside the namespaces that `enter` makes: in a child, for there is no way back."""
+    """What `measure` finds inside the namespaces that `enter` makes: in a child, for there is no
+    way back.
+    """
     ours, theirs = os.pipe()
     if (pid := os.fork()) == 0:
         enter()
-        if os.fork() == 0:  # the first process of the namespace has to live for as long as it is used
+        # the first process of the namespace has to live for as long as it is used
+        if os.fork() == 0:
             os.write(theirs, json.dumps(measure()).encode())
             os._exit(0)
         os.wait()
@@ -218,9 +254,15 @@ def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> f
 
 
 def _fork_as_first() -> int:
-    """A fork whose child is the first process of a new namespace. It has to be quiet: Python is not told of it."""
+    """A fork whose child is the first process of a new namespace. It has to be quiet: Python is not
+    told of it.
+    """
     number = ctypes.c_long(seccomp.number_of("clone"))
-    pid = int(_python_libc.syscall(number, ctypes.c_long(_CLONE_NEWPID | _SIGCHLD), None, None, None, None))
+    pid = int(
+        _python_libc.syscall(
+            number, ctypes.c_long(_CLONE_NEWPID | _SIGCHLD), None, None, None, None
+        )
+    )
     _check(pid, "clone")
     return pid
 

@@ -1,8 +1,10 @@
-"""Messages between the host and a slot: fixed-size structs, one per packet of a socket of their own.
+"""Messages between the host and a slot: fixed-size structs, one per packet of a socket of their
+own.
 
-Nothing of variable length and nothing that a snippet wrote passes here: code, output and value travel in memory files
-that host and slot share. So zygote and slots, whose memory every child inherits, never hold anything of one call that
-another could read, and there is no format that a snippet could forge.
+Nothing of variable length and nothing that a snippet wrote passes here: code, output and value
+travel in memory files that host and slot share. So zygote and slots, whose memory every child
+inherits, never hold anything of one call that another could read, and there is no format that a
+snippet could forge.
 """
 
 from __future__ import annotations
@@ -31,19 +33,26 @@ __all__ = [
 SLOT_NUMBERS = 1 << 28
 """A slot's number is below it."""
 NEW_SLOT = struct.Struct("=I")
-"""Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout, stderr, value."""
+"""Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout,
+stderr, value.
+"""
 REQUEST = struct.Struct("=BQ??ddqqqQ?")
 REPLY = struct.Struct("=QBiddq?")
 REFUSED_KINDS = 16
 REFUSED = struct.Struct("=" + "HI" * REFUSED_KINDS)
-"""Before a reply, where system calls were refused: their numbers and how often, the most frequent first, then zeros."""
+"""Before a reply, where system calls were refused: their numbers and how often, the most frequent
+first, then zeros.
+"""
 READY_BYTES = 2048
-"""A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is the zygote's."""
+"""A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is
+the zygote's.
+"""
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
 MEMORY_ERROR = b"MemoryError"
-"""Stands in the file of the value where a snippet ended with that. Like a value it is the snippet's own claim; an exit
-code, which programs use for ends of their own, says nothing of it."""
+"""Stands in the file of the value where a snippet ended with that. Like a value it is the snippet's
+own claim; an exit code, which programs use for ends of their own, says nothing of it.
+"""
 
 
 class Operation(IntEnum):
@@ -67,7 +76,9 @@ class Request(NamedTuple):
     session: bool = False
     """Run in a process that lives on; else in one of the call's own."""
     fresh: bool = False
-    """Of a session: in a new process; else in the one that lives. Where that is gone, the call is not started."""
+    """Of a session: in a new process; else in the one that lives. Where that is gone, the call is
+    not started.
+    """
     wall_seconds: float = 0.0
     """Limit of wall-clock time."""
     cpu_seconds: float = 0.0
@@ -81,7 +92,9 @@ class Request(NamedTuple):
     seed: int = 0
     """Of the snippet's random generators."""
     crowded: bool = False
-    """Many slots are at work: this one waits longer before it makes the child of its next call ahead."""
+    """Many slots are at work: this one waits longer before it makes the child of its next call
+    ahead.
+    """
 
 
 class Ended(IntEnum):
@@ -94,9 +107,13 @@ class Ended(IntEnum):
     KILLED = 3
     """Killed because the host asked: a call, or what there was of a session."""
     ANSWERED = 4
-    """A session's process finished the call and lives on; `status` is what an exit would have given."""
+    """A session's process finished the call and lives on; `status` is what an exit would have
+    given.
+    """
     OUT_OF_MEMORY = 5
-    """Killed because its tree of processes held too much: by the slot, or by the kernel in its cgroup."""
+    """Killed because its tree of processes held too much: by the slot, or by the kernel in its
+    cgroup.
+    """
     BROKEN = 6
     """A session's process spoke without being asked, and was killed."""
     NOT_STARTED = 7

@@ -1,20 +1,23 @@
-"""The system calls that snippets, numpy, sympy and common programs make; all others are refused by a filter.
+"""The system calls that snippets, numpy, sympy and common programs make; all others are refused by
+a filter.
 
-What is allowed was recorded over the standard library's own tests, numpy's and sympy's ways, a shell and its programs
-(`docs/environment.md`). Where a number alone says too little its arguments are looked at. A refused call fails with
-EPERM, as it would without the privilege, and the snippet goes on; what a kernel newer than this file has added does not
-exist, as far as a snippet sees; a foreign architecture's numbers end the call, because only an attack uses them.
+What is allowed was recorded over the standard library's own tests, numpy's and sympy's ways, a
+shell and its programs (`docs/environment.md`). Where a number alone says too little its arguments
+are looked at. A refused call fails with EPERM, as it would without the privilege, and the snippet
+goes on; what a kernel newer than this file has added does not exist, as far as a snippet sees; a
+foreign architecture's numbers end the call, because only an attack uses them.
 
-With a listener, every refused call is told to the slot (`supervisor`), which counts it and answers; some calls are the
-slot's to decide: a new process (an idle session makes none), a new socket (what lies in its buffers is memory that no
-limit counts), what becomes of a child's death (a child that nobody waits for is CPU time that nobody counts), a lock on
-a file (most are shared with others), the signal of a timer (which could wake an idle session). The
-slot is under its own filter and can ask nobody: what it does itself has to be allowed outright.
+With a listener, every refused call is told to the slot (`supervisor`), which counts it and answers;
+some calls are the slot's to decide: a new process (an idle session makes none), a new socket (what
+lies in its buffers is memory that no limit counts), what becomes of a child's death (a child that
+nobody waits for is CPU time that nobody counts), a lock on a file (most are shared with others),
+the signal of a timer (which could wake an idle session). The slot is under its own filter and can
+ask nobody: what it does itself has to be allowed outright.
 
-The filter is installed once, in a slot's process, and inherited by all that it starts. Numbers are searched in halves,
-about seven comparisons, and the answer for those that are always allowed is kept by the kernel: a call of read or write
-does not run the filter at all. Of arguments the lower 32 bits are compared, which is all that the kernel takes of them,
-but for pointers.
+The filter is installed once, in a slot's process, and inherited by all that it starts. Numbers are
+searched in halves, about seven comparisons, and the answer for those that are always allowed is
+kept by the kernel: a call of read or write does not run the filter at all. Of arguments the lower
+32 bits are compared, which is all that the kernel takes of them, but for pointers.
 """
 
 from __future__ import annotations
@@ -26,7 +29,17 @@ import os
 import struct
 from functools import cache
 
-from .bpf import AND, ARCHITECTURE, ARGUMENT, IF_ANY_BIT, IF_AT_LEAST, IF_EQUAL, LOAD, NUMBER, Program
+from .bpf import (
+    AND,
+    ARCHITECTURE,
+    ARGUMENT,
+    IF_ANY_BIT,
+    IF_AT_LEAST,
+    IF_EQUAL,
+    LOAD,
+    NUMBER,
+    Program,
+)
 from .system_calls import ARCHITECTURES, FIRST_UNKNOWN, NUMBERS
 
 __all__ = [
@@ -68,20 +81,27 @@ bind listen accept accept4 connect getsockname getpeername shutdown sendto recvf
 # giving up more
 landlock_create_ruleset landlock_restrict_self
 """
-"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of its own. No
-sysinfo: how much memory is free, and how many processes there are, carries what one call tells another. No rules
-for Landlock: tens of thousands of them fit into each descriptor, and are memory that no limit counts."""
+"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of
+its own. No sysinfo: how much memory is free, and how many processes there are, carries what one
+call tells another. No rules for Landlock: tens of thousands of them fit into each descriptor, and
+are memory that no limit counts.
+"""
 _PRETENDED = "sync syncfs fsync fdatasync sync_file_range mlock mlock2 munlock munlockall fadvise64"
-"""Done, as far as a snippet sees: it has no disk, and would make the host write to its own, or read from it again."""
+"""Done, as far as a snippet sees: it has no disk, and would make the host write to its own, or read
+from it again.
+"""
 _METADATA = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """
-"""Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the user owns. Nor can the
-slot open a folder then that was closed: none is made so."""
+"""Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the
+user owns. Nor can the slot open a folder then that was closed: none is made so.
+"""
 _UNKNOWN = "clone3"
 """Its flags lie in memory, where no filter sees them; the C library falls back to `clone`."""
 _SPAWNING = "clone3 seccomp"
-"""Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a filter of its own."""
+"""Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a
+filter of its own.
+"""
 _LOOKED_AT = """
 clone fork vfork socket socketpair setsockopt getsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction
 timer_create setrlimit prlimit64 setpriority sched_setaffinity mkdir mkdirat umask
@@ -91,32 +111,42 @@ X32_BIT = 0x40000000
 _ALLOW, _ERROR, _TELL, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 
 _CLONE_VM, _CLONE_FILES, _CLONE_VFORK = 0x00000100, 0x00000400, 0x00004000
-"""Memory is lent, to a process that its parent waits for. Who has one thread has its descriptors to itself."""
+"""Memory is lent, to a process that its parent waits for. Who has one thread has its descriptors to
+itself.
+"""
 _CLONE_PARENT, _CLONE_THREAD = 0x00008000, 0x00010000
-"""A sibling of the snippet (CLONE_PARENT) would be the slot's child, and nobody's business to end."""
+"""A sibling of the snippet (CLONE_PARENT) would be the slot's child,
+and nobody's business to end.
+"""
 _CLONE_NEWPID = 0x20000000
 """The slot's own; a snippet lacks the capability, and is refused by the kernel."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x40000000
 """mount, cgroup, uts, ipc, user, net."""
 _IOCTLS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451, 0xC0502100, 0xC0182101)
-"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; the last two are the slot's own: to hear what
-the filter tells, and to answer, for which a snippet has no descriptor."""
+"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; the last two are the slot's
+own: to hear what the filter tells, and to answer, for which a snippet has no descriptor.
+"""
 _FCNTLS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1034)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. No locks
-without leave (`supervisor`): most files are shared with all slots and with the host, and so are the locks on them."""
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_DUPFD_CLOEXEC, F_GETPIPE_SZ,
+F_GET_SEALS. No locks without leave (`supervisor`): most files are shared with all slots and with
+the host, and so are the locks on them.
+"""
 _PRCTLS = (1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 0x53564D41)
-"""PDEATHSIG, DUMPABLE, NAME, GET_SECCOMP, CAPBSET_READ, TIMERSLACK, CHILD_SUBREAPER, NO_NEW_PRIVS, GET_TID_ADDRESS,
-THP_DISABLE, CAP_AMBIENT, SET_VMA."""
+"""PDEATHSIG, DUMPABLE, NAME, GET_SECCOMP, CAPBSET_READ, TIMERSLACK, CHILD_SUBREAPER, NO_NEW_PRIVS,
+GET_TID_ADDRESS, THP_DISABLE, CAP_AMBIENT, SET_VMA.
+"""
 _ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
 """All but REMOVE, MERGEABLE, COLLAPSE and the poisons."""
 _IDLE_ADVICES = (14, 20, 21)
-"""HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not mind. COLD and
-PAGEOUT: what is dropped of a file that others read, they see missing."""
+"""HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not
+mind. COLD and PAGEOUT: what is dropped of a file that others read, they see missing.
+"""
 _SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8), (26, 27)
 """SNDBUF, RCVBUF; ATTACH_FILTER, DETACH_FILTER."""
 _SOCKET_OPTIONS = {_SOL_SOCKET: 30, 6: 9}
-"""Level -> the first number that may not be set, of sockets and of TCP. No programs, groups, congestion controls or
-pinned pages: what the kernel keeps for them counts for nobody."""
+"""Level -> the first number that may not be set, of sockets and of TCP. No programs, groups,
+congestion controls or pinned pages: what the kernel keeps for them counts for nobody.
+"""
 _COOKIES = (57, 71)
 """COOKIE and NETNS_COOKIE: of one count for all sockets of the machine."""
 _SIGCHLD = 17
@@ -124,10 +154,13 @@ _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 0xF, 1, 2, 5
 _UNIX_KINDS = {_SOCK_STREAM: (0,), _SOCK_DGRAM: (0,), _SOCK_SEQPACKET: (0,)}
 _INTERNET_KINDS = {_SOCK_STREAM: (0, 6), _SOCK_DGRAM: (0, 17)}
-"""Type -> protocols: the family's own, TCP, UDP. For what it does not have the kernel starts a program of the host, as
-root, which is to load it: that is CPU time that nobody counts."""
+"""Type -> protocols: the family's own, TCP, UDP. For what it does not have the kernel starts a
+program of the host, as root, which is to load it: that is CPU time that nobody counts.
+"""
 _MAP_ANONYMOUS, _MAP_TYPE, _MAP_SHARED, _MAP_SHARED_VALIDATE = 0x20, 0xF, 0x1, 0x3
-"""Shared memory without a file: what is in it stays when it is taken out of every process's tables."""
+"""Shared memory without a file: what is in it stays when it is taken out of every process's
+tables.
+"""
 _MAP_HUGETLB = 0x40000
 """Of the pages that the host has set aside for others; nobody counts them as a process's own."""
 _OWNERS_MODE = 0o700
@@ -144,26 +177,33 @@ _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 def install(*, listener: bool = False, isolated: bool = True, spawning: bool = False) -> int:
     """Filter this process, all its threads, and all that it starts from now on; sets no_new_privs.
 
-    `listener`: have the calls told that are refused or asked about; returns the descriptor to hear them on, else -1.
-    The process may have one thread then. `isolated`: in namespaces of its own; else there are no sockets but pairs, and
-    no leave has to be asked for a process, which the slot could not ask either. `spawning`: this process clones into
-    cgroups, and its children `give_up_spawning`. Raises OSError.
+    `listener`: have the calls told that are refused or asked about; returns the descriptor to hear
+    them on, else -1. The process may have one thread then. `isolated`: in namespaces of its own;
+    else there are no sockets but pairs, and no leave has to be asked for a process, which the slot
+    could not ask either. `spawning`: this process clones into cgroups, and its children
+    `give_up_spawning`. Raises OSError.
     """
-    program = filter_program(os.uname().machine, listener=listener, isolated=isolated, spawning=spawning)
+    program = filter_program(
+        os.uname().machine, listener=listener, isolated=isolated, spawning=spawning
+    )
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     descriptor = _add(program, _NEW_LISTENER if listener else _ALL_THREADS)
     return descriptor if listener else -1
 
 
 def give_up_spawning() -> None:
-    """What a slot's filter allows to the slot alone. In a child of it, which has its no_new_privs. Raises OSError."""
+    """What a slot's filter allows to the slot alone. In a child of it, which has its no_new_privs.
+    Raises OSError.
+    """
     _add(without_spawning(), 0)
 
 
 @cache
 def without_spawning() -> bytes:
     """A filter beside the slot's: no more clone3, and no more filters."""
-    program = Program({"unknown": _ERROR | errno.ENOSYS, "refuse": _ERROR | errno.EPERM, "allow": _ALLOW})
+    program = Program(
+        {"unknown": _ERROR | errno.ENOSYS, "refuse": _ERROR | errno.EPERM, "allow": _ALLOW}
+    )
     program.add(LOAD, NUMBER)
     program.add(IF_EQUAL, number_of("clone3"), yes="unknown")
     program.add(IF_EQUAL, number_of("seccomp"), yes="refuse", no="allow")
@@ -173,14 +213,19 @@ def without_spawning() -> bytes:
 
 
 def _add(program: bytes, flags: int) -> int:
-    header = struct.pack("HP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value)
+    header = struct.pack(
+        "HP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
+    )
     arguments = map(ctypes.c_long, (number_of("seccomp"), _SET_MODE_FILTER, flags))
     return _check(_libc.syscall(*arguments, header), "seccomp")
 
 
 @cache
-def filter_program(machine: str, *, listener: bool = False, isolated: bool = True, spawning: bool = False) -> bytes:
-    """Classic BPF for `machine` as `os.uname` names it: kept, so a fork server makes it once for all its slots.
+def filter_program(
+    machine: str, *, listener: bool = False, isolated: bool = True, spawning: bool = False
+) -> bytes:
+    """Classic BPF for `machine` as `os.uname` names it: kept, so a fork server makes it once for
+    all its slots.
 
     Raises OSError for a machine that is not known here.
     """
@@ -228,7 +273,8 @@ def number_of(name: str) -> int:
 def may_clone(flags: int) -> bool:
     """Whether the filter lets a snippet ask for a process with these flags."""
     return (
-        not flags & (_NEW_NAMESPACES | _CLONE_PARENT | _CLONE_FILES) and flags & (_CLONE_VM | _CLONE_VFORK) != _CLONE_VM
+        not flags & (_NEW_NAMESPACES | _CLONE_PARENT | _CLONE_FILES)
+        and flags & (_CLONE_VM | _CLONE_VFORK) != _CLONE_VM
     )
 
 
@@ -247,9 +293,13 @@ def _architecture(machine: str) -> tuple[int, int]:
 def _ranges(column: int, *, isolated: bool, allowed_too: str) -> list[tuple[int, str]]:
     """First number of each range of equal answers, and the label of the answer."""
     named = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
-    answers = dict.fromkeys(" ".join(named).split(), "allow") | dict.fromkeys(_PRETENDED.split(), "done")
+    answers = dict.fromkeys(" ".join(named).split(), "allow") | dict.fromkeys(
+        _PRETENDED.split(), "done"
+    )
     answers |= dict.fromkeys(_METADATA.split(), "allow" if isolated else "done")
-    answers |= dict.fromkeys(_UNKNOWN.split(), "unknown") | {name: name for name in _LOOKED_AT.split()}
+    answers |= dict.fromkeys(_UNKNOWN.split(), "unknown") | {
+        name: name for name in _LOOKED_AT.split()
+    }
     answers |= dict.fromkeys(allowed_too.split(), "allow")
     by_number = {NUMBERS[name][column]: answer for name, answer in answers.items()}
     ranges = list[tuple[int, str]]()
@@ -265,7 +315,11 @@ def _look_at_memory(program: Program) -> None:
     program.add(LOAD, ARGUMENT[3])
     program.add(IF_ANY_BIT, _MAP_HUGETLB, yes="no memory")
     program.add(AND, _MAP_ANONYMOUS | _MAP_TYPE)
-    program.one_of((_MAP_ANONYMOUS | _MAP_SHARED, _MAP_ANONYMOUS | _MAP_SHARED_VALIDATE), yes="no memory", no="allow")
+    program.one_of(
+        (_MAP_ANONYMOUS | _MAP_SHARED, _MAP_ANONYMOUS | _MAP_SHARED_VALIDATE),
+        yes="no memory",
+        no="allow",
+    )
     program.mark("madvise")
     program.add(LOAD, ARGUMENT[2])
     program.one_of(_IDLE_ADVICES, yes="done", no="")
@@ -307,7 +361,9 @@ def _look_at_controls(program: Program) -> None:
 
 
 def _look_at_limits(program: Program, *, isolated: bool) -> None:
-    """Of itself only, where it sees the processes of others: the kernel asks for no more than the same user."""
+    """Of itself only, where it sees the processes of others: the kernel asks for no more than the
+    same user.
+    """
     for name in ("prlimit64", "sched_setaffinity"):
         program.mark(name)
         if not isolated:

@@ -1,11 +1,14 @@
-"""A slot: a place for one call after another, fenced off once, watched from outside the call's process.
+"""A slot: a place for one call after another, fenced off once, watched from outside the call's
+process.
 
-It sees no code and no output: it clones a child, keeps its time, looks at its memory, kills it as a whole and says what
-the kernel said of it. The child reads the code from a memory file, and closes it, before anything of the snippet runs.
+It sees no code and no output: it clones a child, keeps its time, looks at its memory, kills it as a
+whole and says what the kernel said of it. The child reads the code from a memory file, and closes
+it, before anything of the snippet runs.
 
-A session is a child that lives on. Its next calls reach it through a pipe; a call that ends says so with one byte on
-another, which is the snippet's own claim, like its exit code. While it stands idle it is stopped, and nobody answers
-what the filter tells of it (`supervisor`): so it makes no process that would have to be stopped, too.
+A session is a child that lives on. Its next calls reach it through a pipe; a call that ends says so
+with one byte on another, which is the snippet's own claim, like its exit code. While it stands idle
+it is stopped, and nobody answers what the filter tells of it (`supervisor`): so it makes no process
+that would have to be stopped, too.
 """
 
 from __future__ import annotations
@@ -33,12 +36,16 @@ try:
     from . import _serve  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 except ImportError:
     _serve = None
-"""The compiled body: answers the plain calls, and leaves all others to what is written here (see `_serve.c`)."""
+"""The compiled body: answers the plain calls, and leaves all others to what is written here (see
+`_serve.c`).
+"""
 
 __all__ = ["GROUP", "HOST", "LISTENER", "PROC", "Slot"]
 
 HOST, LISTENER = 5, 8
-"""Descriptors in a slot; 0 to 3 are null, stdout, stderr and value, the others are those of `child`."""
+"""Descriptors in a slot; 0 to 3 are null, stdout, stderr and value, the others are those of
+`child`.
+"""
 GROUP = CHANNEL
 """Until the slot is made: its environment's cgroup, below which it makes its own."""
 TICK_SECONDS = 0.05
@@ -48,11 +55,15 @@ SHORTEST_LOOK = 0.001
 PARK_SECONDS = 0.2
 """Idle for so long, a session's processes are stopped."""
 FIRST_LOOK_SECONDS, PARKED_LOOK_SECONDS = 0.01, 5.0
-"""First and longest interval between checks that a parked session is still stopped; doubled each time."""
+"""First and longest interval between checks that a parked session is still stopped; doubled each
+time.
+"""
 
 
 class Slot:
-    """One event loop over the host's socket, the child's death, the session's channel and what the filter tells."""
+    """One event loop over the host's socket, the child's death, the session's channel and what the
+    filter tells.
+    """
 
     def __init__(
         self,
@@ -66,9 +77,10 @@ class Slot:
         supervised: bool,
         group: SlotGroup | None,
     ) -> None:
-        """`confined`: without being isolated, its signals reach its own children only. `sampled`: the /proc at
-        descriptor `PROC` shows them. `compiled`: with the compiled body, where that exists. `supervised`: the filter
-        tells what it refuses, on `LISTENER`. `group`: the cgroup of its calls, if they have one.
+        """`confined`: without being isolated, its signals reach its own children only. `sampled`:
+        the /proc at descriptor `PROC` shows them. `compiled`: with the compiled body, where that
+        exists. `supervised`: the filter tells what it refuses, on `LISTENER`. `group`: the cgroup
+        of its calls, if they have one.
         """
         self._isolated, self._confined = isolated, confined
         self._proc = PROC if sampled else None
@@ -82,7 +94,9 @@ class Slot:
         reserve_channel()
         self._poll = select.poll()
         self._poll.register(HOST, select.POLLIN)
-        self._supervisor = Supervisor(LISTENER, PROC, folder, isolated=isolated) if supervised else None
+        self._supervisor = (
+            Supervisor(LISTENER, PROC, folder, isolated=isolated) if supervised else None
+        )
         self._line = HostLine(host, self._supervisor)
         self._supervise(on=True)
 
@@ -120,12 +134,18 @@ class Slot:
                 return request
 
     def _is_asked(self, child: Child) -> bool:
-        """Watch an idle session until the host says something, and stop it after a while. False if it has ended."""
+        """Watch an idle session until the host says something, and stop it after a while. False if
+        it has ended.
+        """
         park_at, look = time.monotonic() + PARK_SECONDS, FIRST_LOOK_SECONDS
         while self._session is not None:
             parked = child.tree.stopped
-            events = self._poll.poll((look if parked else max(0.0, park_at - time.monotonic())) * 1000 + 0.5)
-            if (not parked and time.monotonic() >= park_at) or (parked and not events and not child.tree.is_still()):
+            events = self._poll.poll(
+                (look if parked else max(0.0, park_at - time.monotonic())) * 1000 + 0.5
+            )
+            if (not parked and time.monotonic() >= park_at) or (
+                parked and not events and not child.tree.is_still()
+            ):
                 self._stop(child)
             elif not events:
                 look = min(2 * look, PARKED_LOOK_SECONDS)
@@ -148,13 +168,16 @@ class Slot:
         return False
 
     def _stop(self, child: Child) -> None:
-        """Park an idle session. One that cannot be is ended now, so that no call is sent to a dying process."""
+        """Park an idle session. One that cannot be is ended now, so that no call is sent to a dying
+        process.
+        """
         if not self._park(child):
             status, _, _ = self._reap(child, kill=True)
             self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
 
     def _next_unusual(self) -> Request | None:
-        """The first request that the compiled body does not answer. What it has begun and not ended is ended here.
+        """The first request that the compiled body does not answer. What it has begun and not ended
+        is ended here.
 
         None also where a session is left, of which it has begun the first call.
         """
@@ -162,8 +185,14 @@ class Slot:
             listener = LISTENER if self._supervisor is not None else -1
             run = self._inside.run_alone, self._inside.run_session, snippet.rehearse
             given = self._folder.path, self._folder.mode, self._inside.base_bytes, *run, listener
-            group = (*self._group.given, seccomp.without_spawning()) if self._group is not None else NO_GROUP
-            data, pid, pidfd, started, before, self._spent, *pipes, state = self._body(*given, *group)
+            group = (
+                (*self._group.given, seccomp.without_spawning())
+                if self._group is not None
+                else NO_GROUP
+            )
+            data, pid, pidfd, started, before, self._spent, *pipes, state = self._body(
+                *given, *group
+            )
             request = Request(*REQUEST.unpack(data)) if data else None
             if request is None or not pid:
                 return request
@@ -171,7 +200,11 @@ class Slot:
             self._poll.register(pidfd, select.POLLIN)
             if request.session:
                 self._keep(child, *pipes)
-            clean = self._end(child, request, started, before) if state == Handed.AT_WORK else self._rest(child, state)
+            clean = (
+                self._end(child, request, started, before)
+                if state == Handed.AT_WORK
+                else self._rest(child, state)
+            )
             del data, request  # the next child shares this memory and must not find the seed
             if not clean:
                 break
@@ -187,7 +220,9 @@ class Slot:
         return True
 
     def _park(self, child: Child) -> bool:
-        """Stop an idle session. False if it cannot be stopped, or its processes took more than they may hold."""
+        """Stop an idle session. False if it cannot be stopped, or its processes took more than they
+        may hold.
+        """
         self._supervise(on=False)
         child.tree.stop()
         if not (self._isolated or self._confined or child.tree.stays_stopped()):
@@ -199,11 +234,17 @@ class Slot:
         """Answer what the filter tells, or leave it waiting."""
         if self._supervisor is not None:
             with suppress(KeyError):
-                self._poll.register(LISTENER, select.POLLIN) if on else self._poll.unregister(LISTENER)
+                (
+                    self._poll.register(LISTENER, select.POLLIN)
+                    if on
+                    else self._poll.unregister(LISTENER)
+                )
 
     def _answered(self, events: Sequence[tuple[int, int]]) -> bool:
         """Whether the filter told something; it has its answer."""
-        told = self._supervisor is not None and any(descriptor == LISTENER for descriptor, _ in events)
+        told = self._supervisor is not None and any(
+            descriptor == LISTENER for descriptor, _ in events
+        )
         if told and self._supervisor is not None:
             self._supervisor.answer()
         return told
@@ -215,7 +256,8 @@ class Slot:
         """False if the slot is to end."""
         started = time.monotonic()
         child = self._session
-        if child is None and request.session and not request.fresh:  # it died when the host had not heard of it yet
+        # it died when the host had not heard of it yet
+        if child is None and request.session and not request.fresh:
             self._line.send(Reply(request.call, Ended.GONE))
             return True
         if child is not None:
@@ -241,11 +283,18 @@ class Slot:
         return self._end(child, request, started, before, ended)
 
     def _end(
-        self, child: Child, request: Request, started: float, before: float = 0.0, ended: Ended | None = None
+        self,
+        child: Child,
+        request: Request,
+        started: float,
+        before: float = 0.0,
+        ended: Ended | None = None,
     ) -> bool:
-        """Watch a call to its end, unless it has `ended`, and answer it. False if the slot is to end.
+        """Watch a call to its end, unless it has `ended`, and answer it. False if the slot is to
+        end.
 
-        Whatever cannot be made out of the processes of a snippet is the snippet's doing, and ends no more than it.
+        Whatever cannot be made out of the processes of a snippet is the snippet's doing, and ends
+        no more than it.
         """
         try:
             ended = ended or self._watch(child, request, started, before)
@@ -257,7 +306,12 @@ class Slot:
             ended = Ended.UNWATCHED
         seconds = time.monotonic() - started
         status, used, peak = self._reap(child, kill=True)
-        if ended is Ended.EXITED and self._group is not None and status == signal.SIGKILL and self._group.ran_out():
+        if (
+            ended is Ended.EXITED
+            and self._group is not None
+            and status == signal.SIGKILL
+            and self._group.ran_out()
+        ):
             ended = Ended.OUT_OF_MEMORY
         clean = self._tidy() and ended is not Ended.UNWATCHED
         self._line.send(Reply(request.call, ended, status, seconds, used - before, peak, not clean))
@@ -269,8 +323,13 @@ class Slot:
         byte = os.read(CHANNEL, 1)
         if child.has_spoken():
             return False
-        used, peak = child.used_seconds(started + TICK_SECONDS + seconds) - before, child.tree.peak_bytes()
-        self._line.send(Reply(request.call, Ended.ANSWERED, (byte or b"\1")[0] << 8, seconds, used, peak))
+        used, peak = (
+            child.used_seconds(started + TICK_SECONDS + seconds) - before,
+            child.tree.peak_bytes(),
+        )
+        self._line.send(
+            Reply(request.call, Ended.ANSWERED, (byte or b"\1")[0] << 8, seconds, used, peak)
+        )
         return True
 
     def _clone(self, request: Request) -> Child:
@@ -279,7 +338,9 @@ class Slot:
             if self._group is not None:
                 self._group.begin(request.memory_bytes)
                 self._spent = self._group.seconds()
-            pid, pidfd = kernel.clone(isolated=self._isolated, into=self._group.folder if self._group else -1)
+            pid, pidfd = kernel.clone(
+                isolated=self._isolated, into=self._group.folder if self._group else -1
+            )
         except OSError:
             for descriptor in pipes:
                 os.close(descriptor)
@@ -315,7 +376,9 @@ class Slot:
         deadline = started + request.wall_seconds
         look = min(deadline, started + TICK_SECONDS, started + request.cpu_seconds)
         while True:
-            for descriptor, event in self._poll.poll(max(0.0, look - time.monotonic()) * 1000 + 0.5):
+            for descriptor, event in self._poll.poll(
+                max(0.0, look - time.monotonic()) * 1000 + 0.5
+            ):
                 ended = self._end_told_by(descriptor, event, child, request)
                 if ended is not None:
                     return ended
@@ -323,7 +386,9 @@ class Slot:
             if now < look:
                 continue
             held = self._look(child, deadline)
-            cpu_left = request.cpu_seconds - child.seen_seconds - self._line.charged_seconds + before
+            cpu_left = (
+                request.cpu_seconds - child.seen_seconds - self._line.charged_seconds + before
+            )
             if now >= deadline or cpu_left <= 0:
                 return Ended.TIMEOUT
             if held > child.memory_bytes:
@@ -340,7 +405,9 @@ class Slot:
         self._line.own_seconds += time.thread_time() - began
         return held
 
-    def _end_told_by(self, descriptor: int, event: int, child: Child, request: Request) -> Ended | None:
+    def _end_told_by(
+        self, descriptor: int, event: int, child: Child, request: Request
+    ) -> Ended | None:
         """Of a call, by something that has happened; None if it goes on."""
         if descriptor == LISTENER:
             self._answered([(descriptor, event)])
@@ -354,16 +421,21 @@ class Slot:
         elif event & select.POLLIN:
             return Ended.ANSWERED
         else:
-            self._poll.unregister(CHANNEL)  # it has closed its end; its death follows, or the time limit
+            # it has closed its end; its death follows, or the time limit
+            self._poll.unregister(CHANNEL)
         return None
 
     def _tree(self, pid: int) -> Tree:
         if self._group is not None:
             return CallTree(self._group, self._proc, pid, self._spent)
-        return Tree(self._proc, pid, None if self._isolated else os.getpid(), confined=self._confined)
+        return Tree(
+            self._proc, pid, None if self._isolated else os.getpid(), confined=self._confined
+        )
 
     def _reap(self, child: Child, *, kill: bool) -> tuple[int, float, int]:
-        """End a child and all that it started: its wait status, CPU seconds and largest resident memory."""
+        """End a child and all that it started: its wait status, CPU seconds and largest resident
+        memory.
+        """
         if kill:
             with suppress(OSError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)

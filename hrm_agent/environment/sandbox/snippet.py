@@ -1,7 +1,9 @@
-"""Runs one snippet in the current process, as a notebook would run a cell. Everything here is at the snippet's mercy.
+"""Runs one snippet in the current process, as a notebook would run a cell. Everything here is at
+the snippet's mercy.
 
-The process belongs to the snippet once it runs: what is written to descriptors 1, 2 and 3 (stdout, stderr, value) are
-its own claims. That the call started, how it ended and how long it took is observed by the zygote and the host.
+The process belongs to the snippet once it runs: what is written to descriptors 1, 2 and 3 (stdout,
+stderr, value) are its own claims. That the call started, how it ended and how long it took is
+observed by the zygote and the host.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types of which JSON is tried."""
 _TRANSPARENT = {"numpy", "sympy"}
-"""From these and the standard library no other words lead to the generators than those of `may_draw`."""
+"""From these and the standard library no other words lead to the generators than those of
+`may_draw`.
+"""
 _REHEARSAL = "n = 1\nprint(n, 'x')"
 """No more than what every snippet does: what only some write to costs all of them."""
 _NO_EXPRESSION = " \t\f#)]}\"'"
@@ -57,9 +61,11 @@ def read_code(descriptor: int) -> str:
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the process is killed.
+    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the
+    process is killed.
 
-    Opened once, in the slot; a session's snippet may have put others in their place, or closed them.
+    Opened once, in the slot; a session's snippet may have put others in their place, or closed
+    them.
     """
     for name, descriptor in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         if _opened.get(name) is None or _opened[name].closed:
@@ -76,7 +82,9 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def reseed(seed: int) -> None:
-    """Random generators that were imported before the fork: every call would draw the same numbers."""
+    """Random generators that were imported before the fork:
+    every call would draw the same numbers.
+    """
     if (random := sys.modules.get("random")) is not None:
         random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -84,9 +92,11 @@ def reseed(seed: int) -> None:
 
 
 def may_draw(source: str) -> bool:
-    """False if nothing in a snippet leads to what `reseed` seeds: that costs a good part of what a short one does.
+    """False if nothing in a snippet leads to what `reseed` seeds: that costs a good part of what a
+    short one does.
 
-    One that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in each call.
+    One that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in each
+    call.
     """
     return "rand" in source or "sample" in source or "uuid" in source or bool(_opaque)
 
@@ -104,7 +114,8 @@ def new_module() -> ModuleType:
 
 
 def rehearse() -> None:
-    """Do what every snippet does, so that a child has its own copy of the memory that this writes before it is asked.
+    """Do what every snippet does, so that a child has its own copy of the memory that this writes
+    before it is asked.
 
     Its output and its value are written, to wherever descriptors 1 to 3 lead.
     """
@@ -112,7 +123,9 @@ def rehearse() -> None:
 
 
 def run(source: str, module: ModuleType, value_bytes: int) -> int:
-    """Run `source` in `module`, write its value, or that memory was exhausted, and return the exit code: 0 or 1."""
+    """Run `source` in `module`, write its value, or that memory was exhausted, and return the exit
+    code: 0 or 1.
+    """
     try:
         value = _evaluate(source, module.__dict__)
         if value is not None:
@@ -139,13 +152,17 @@ def _evaluate(source: str, names: dict[str, Any]) -> object:
 
 
 def _write_value(value: object, limit: int) -> None:
-    """The length of the repr on a line, so many bytes of it, and JSON where there is one that is not too long."""
+    """The length of the repr on a line, so many bytes of it, and JSON where there is one that is
+    not too long.
+    """
     shown = _cut(_shown(value, limit).encode("utf-8", "backslashreplace"), limit)
     encoded = b""
     if type(value) in _PLAIN:
         with suppress(ValueError, TypeError, RecursionError):
             encoded = json.dumps(value, allow_nan=False).encode()
-    os.write(VALUE_DESCRIPTOR, b"%d\n" % len(shown) + shown + (encoded if len(encoded) <= limit else b""))
+    os.write(
+        VALUE_DESCRIPTOR, b"%d\n" % len(shown) + shown + (encoded if len(encoded) <= limit else b"")
+    )
 
 
 def _shown(value: object, limit: int) -> str:
@@ -170,14 +187,17 @@ def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     expression = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
     body = compile(tree, SNIPPET, "exec", dont_inherit=True) if tree.body else None
-    return body, None if expression is None else compile(expression, SNIPPET, "eval", dont_inherit=True)
+    return body, (
+        None if expression is None else compile(expression, SNIPPET, "eval", dont_inherit=True)
+    )
 
 
 def _split_by_line(source: str) -> tuple[CodeType | None, CodeType] | None:
     """What `_compile` gives, where the last line is an expression by itself; else None.
 
-    A tree of Python objects costs more than all else that is done for a short snippet, and writes to more memory. If
-    what stands before the line is complete, then so is the line, for it begins at the margin.
+    A tree of Python objects costs more than all else that is done for a short snippet, and writes
+    to more memory. If what stands before the line is complete, then so is the line, for it begins
+    at the margin.
     """
     text = source.rstrip(" \t\n")
     head, end, last = text.rpartition("\n")
@@ -191,8 +211,12 @@ def _split_by_line(source: str) -> tuple[CodeType | None, CodeType] | None:
 
 
 def _report(error: BaseException) -> int:
-    """Write the traceback to stderr: the snippet's own frames only, which also keeps the host's paths out."""
-    exhausted = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    """Write the traceback to stderr: the snippet's own frames only, which also keeps the host's
+    paths out.
+    """
+    exhausted = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    )
     try:
         report = traceback.TracebackException.from_exception(error)
         _keep_own_frames(report, depth=8)
@@ -208,7 +232,9 @@ def _report(error: BaseException) -> int:
 
 
 def _keep_own_frames(report: traceback.TracebackException, depth: int) -> None:
-    report.stack = traceback.StackSummary.from_list([frame for frame in report.stack if frame.filename == SNIPPET])
+    report.stack = traceback.StackSummary.from_list(
+        [frame for frame in report.stack if frame.filename == SNIPPET]
+    )
     for earlier in (report.__cause__, report.__context__):
         if earlier is not None and depth:
             _keep_own_frames(earlier, depth - 1)
@@ -229,4 +255,8 @@ def _cut(data: bytes, limit: int) -> bytes:
     if len(data) <= limit:
         return data
     half = limit // 2
-    return data[:half] + f"[... {len(data) - 2 * half} of {len(data)} bytes cut ...]".encode() + data[-half:]
+    return (
+        data[:half]
+        + f"[... {len(data) - 2 * half} of {len(data)} bytes cut ...]".encode()
+        + data[-half:]
+    )

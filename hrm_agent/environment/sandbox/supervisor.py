@@ -1,11 +1,13 @@
-"""What the filter tells the slot: counts what was refused, and decides what a number and its arguments cannot.
+"""What the filter tells the slot: counts what was refused, and decides what a number and its
+arguments cannot.
 
-The process that made the call waits until it is answered, and the slot answers between its other looks. While a session
-is parked nobody answers: its processes cannot make others, and so can all be stopped.
+The process that made the call waits until it is answered, and the slot answers between its other
+looks. While a session is parked nobody answers: its processes cannot make others, and so can all be
+stopped.
 
-What is decided here cannot be changed after it was looked at: the arguments are in registers, and the one structure
-that is read from memory, as the descriptor of a file to be locked, is of a process that has one thread and shares
-neither with anybody.
+What is decided here cannot be changed after it was looked at: the arguments are in registers, and
+the one structure that is read from memory, as the descriptor of a file to be locked, is of a
+process that has one thread and shares neither with anybody.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from .system_calls import ARCHITECTURES
 __all__ = ["MAX_SOCKETS", "Supervisor"]
 
 MAX_SOCKETS = 64
-"""Of all processes of a slot, those in flight between them included: what lies in their buffers is counted nowhere.
-Some more may be had by processes that ask at the same moment."""
+"""Of all processes of a slot, those in flight between them included: what lies in their buffers is
+counted nowhere. Some more may be had by processes that ask at the same moment.
+"""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
-"""struct seccomp_notif: id, pid, flags, number, architecture, instruction, six arguments. And seccomp_notif_resp."""
+"""struct seccomp_notif: id, pid, flags, number, architecture, instruction, six arguments. And
+seccomp_notif_resp.
+"""
 _GO_ON = 1
 _SIG_IGN, _SA_NOCLDWAIT = 1, 2
 _SIGACTION = struct.Struct("=QQ")
@@ -42,7 +47,9 @@ _PF_FORKNOEXEC = 0x40
 """In a process's flags: it was forked, and has not begun another program."""
 _USED = re.compile(rb"^sockets: used (\d+)", re.MULTILINE)
 _OWN = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...p [0-9a-f]+ [0-9a-f:]+ 0 ", re.MULTILINE)
-"""Of a process's maps those that show no file: what stands in a file others can change, private as the map may be."""
+"""Of a process's maps those that show no file: what stands in a file others can change, private as
+the map may be.
+"""
 _MOST_READ = 1 << 20
 """Bytes. A snippet decides how many maps it has, and how long the paths in them are."""
 _LOCKS = (5, 6, 7, 36, 37, 38)
@@ -74,12 +81,14 @@ class Supervisor:
     )
 
     def __init__(self, listener: int, proc: int, folder: str, *, isolated: bool) -> None:
-        """`proc`: a /proc that shows the slot's processes. `folder`: the slot's own. `isolated`: in namespaces, where
-        it is asked for leave, and the folder is a device of its own.
+        """`proc`: a /proc that shows the slot's processes. `folder`: the slot's own. `isolated`: in
+        namespaces, where it is asked for leave, and the folder is a device of its own.
         """
         self._listener, self._proc = listener, proc
         self._device = os.stat(folder).st_dev if isolated else None  # noqa: PTH116
-        self._clone, self._socket, self._sigaction = map(number_of, ("clone", "socket", "rt_sigaction"))
+        self._clone, self._socket, self._sigaction = map(
+            number_of, ("clone", "socket", "rt_sigaction")
+        )
         self._fcntl, self._flock, self._timer = map(number_of, ("fcntl", "flock", "timer_create"))
         self._vfork = next(iter(_numbers("vfork")), None)
         self._forks = _numbers("clone", "fork", "vfork") if isolated else set[int]()
@@ -89,7 +98,9 @@ class Supervisor:
         self._at_rest = self._open_sockets("self")
         self._architecture = ARCHITECTURES[os.uname().machine][0]
         self.foreign = False
-        """A call of another architecture was made: it is not answered, and its tree is to be ended."""
+        """A call of another architecture was made: it is not answered,
+        and its tree is to be ended.
+        """
         self.refused: dict[int, int] = {}
         """Number of a system call -> how often, since this was emptied."""
         self.seconds = 0.0
@@ -116,8 +127,8 @@ class Supervisor:
         self.seconds += time.thread_time() - began
 
     def end(self) -> bool:
-        """All processes are gone. False if there are more sockets than before the first call: the kernel frees those
-        that only hold each other when another is closed, whenever that is.
+        """All processes are gone. False if there are more sockets than before the first call: the
+        kernel frees those that only hold each other when another is closed, whenever that is.
         """
         self._lent_on = False
         return self._device is None or self._open_sockets("self") <= self._at_rest
@@ -130,7 +141,13 @@ class Supervisor:
 
     def _verdict(self, number: int, pid: int, arguments: list[int]) -> int:
         """0, or the error that the call fails with."""
-        flags = arguments[0] if number == self._clone else _CLONE_VM | _CLONE_VFORK if number == self._vfork else 0
+        flags = (
+            arguments[0]
+            if number == self._clone
+            else _CLONE_VM | _CLONE_VFORK
+            if number == self._vfork
+            else 0
+        )
         if number in self._forks and may_clone(flags):
             self._lent_on = self._lent_on or (bool(flags & _CLONE_VM) and self._lends_on(pid))
             return errno.EAGAIN if self._ignores_children(pid) else 0
@@ -140,8 +157,12 @@ class Supervisor:
             return 0
         if number == self._timer and self._wakes_nobody(pid, arguments[1]):
             return 0
-        locks = number == self._flock or (number == self._fcntl and arguments[1] & 0xFFFFFFFF in _LOCKS)
-        return 0 if locks and self._is_in_own_folder(pid, arguments[0] & 0xFFFFFFFF) else errno.EPERM
+        locks = number == self._flock or (
+            number == self._fcntl and arguments[1] & 0xFFFFFFFF in _LOCKS
+        )
+        return (
+            0 if locks and self._is_in_own_folder(pid, arguments[0] & 0xFFFFFFFF) else errno.EPERM
+        )
 
     def _ignores_children(self, pid: int) -> bool:
         """The CPU time of children that nobody waits for is counted nowhere."""
@@ -154,7 +175,9 @@ class Supervisor:
         return int(used[1]) if used is not None else MAX_SOCKETS
 
     def _waits_for_children(self, pid: int, address: int) -> bool:
-        """Whether the requested SIGCHLD action keeps dead children as zombies, so that their CPU time is counted."""
+        """Whether the requested SIGCHLD action keeps dead children as zombies, so that their CPU
+        time is counted.
+        """
         data = self._own_memory(pid, address, _SIGACTION.size)
         handler, flags = _SIGACTION.unpack(data) if data else (_SIG_IGN, 0)
         return handler != _SIG_IGN and not flags & _SA_NOCLDWAIT
@@ -167,7 +190,9 @@ class Supervisor:
     def _own_memory(self, pid: int, address: int, size: int) -> bytes:
         """What stands there, if nobody but the process can change it; else nothing."""
         maps = _OWN.findall(self._read(pid, "maps"))
-        if not any(int(low, 16) <= address and address + size <= int(high, 16) for low, high in maps):
+        if not any(
+            int(low, 16) <= address and address + size <= int(high, 16) for low, high in maps
+        ):
             return b""
         if self._lent_on or self._has_company(pid):
             return b""
@@ -181,9 +206,11 @@ class Supervisor:
         return b""
 
     def _is_in_own_folder(self, pid: int, descriptor: int) -> bool:
-        """Whether a file is one that no other call sees, and that is gone, with its locks, when this one has ended.
+        """Whether a file is one that no other call sees, and that is gone, with its locks, when
+        this one has ended.
 
-        Only asked by a process of one thread: another could put another file in its place after it was looked at.
+        Only asked by a process of one thread: another could put another file in its place after it
+        was looked at.
         """
         if self._device is None or b"\nThreads:\t1\n" not in self._read(pid, "status"):
             return False
@@ -192,8 +219,8 @@ class Supervisor:
         return False
 
     def _lends_on(self, pid: int) -> bool:
-        """Whether a process that makes another may live in memory lent by its parent (vfork): the parent would go on as
-        soon as this one is dead, though the other still lived there.
+        """Whether a process that makes another may live in memory lent by its parent (vfork): the
+        parent would go on as soon as this one is dead, though the other still lived there.
         """
         parent, flags = self._parent_and_flags(pid)
         if not flags & _PF_FORKNOEXEC or parent == os.getpid():
@@ -206,8 +233,12 @@ class Supervisor:
                 os.close(folder)
         except OSError:  # the parent is gone
             return True
-        states = (self._read(parent, f"task/{name}/stat").rpartition(b")")[2].split()[:1] for name in names)
-        return any(state not in ([b"S"], [b"T"]) for state in states)  # who waits for memory is in none of these
+        states = (
+            self._read(parent, f"task/{name}/stat").rpartition(b")")[2].split()[:1]
+            for name in names
+        )
+        # who waits for memory is in none of these
+        return any(state not in ([b"S"], [b"T"]) for state in states)
 
     def _parent_and_flags(self, pid: int) -> tuple[int, int]:
         """Of a process that is gone: no parent, and as if it had been forked."""
@@ -215,7 +246,9 @@ class Supervisor:
         return (int(fields[1]), int(fields[6])) if len(fields) > 6 else (0, _PF_FORKNOEXEC)
 
     def _has_company(self, pid: int) -> bool:
-        """Whether somebody else may write to its memory: a thread of its own; after a vfork, one of its parent's."""
+        """Whether somebody else may write to its memory: a thread of its own; after a vfork, one of
+        its parent's.
+        """
         while b"\nThreads:\t1\n" in self._read(pid, "status"):
             parent, flags = self._parent_and_flags(pid)
             if not flags & _PF_FORKNOEXEC or parent == 1:

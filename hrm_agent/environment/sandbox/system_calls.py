@@ -1,11 +1,15 @@
-"""Linux's system calls by name: their numbers on x86_64 and on aarch64, from the kernel's headers (Linux 6.11)."""
+"""Linux's system calls by name: their numbers on x86_64 and on aarch64, from the kernel's headers
+(Linux 6.11).
+"""
 
 from __future__ import annotations
 
 __all__ = ["ARCHITECTURES", "FIRST_UNKNOWN", "NUMBERS"]
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""As `os.uname` names a machine -> the kernel's name for it (`AUDIT_ARCH_*`), and its column below."""
+"""As `os.uname` names a machine -> the kernel's name for it (`AUDIT_ARCH_*`),
+and its column below.
+"""
 FIRST_UNKNOWN = 457
 """Numbers from here on are not in the table."""
 _TABLE = """

@@ -28,12 +28,15 @@ class WorkingFolder:
             os.chmod(self.path, self.mode)
         if os.listdir(self.path):
             _empty(self.path)
-        os.utime(self.path)  # where the host is an ordinary user, a snippet may have set any other time
+        # where the host is an ordinary user, a snippet may have set any other time
+        os.utime(self.path)
         return not os.listdir(self.path)
 
 
 def _empty(folder: str) -> None:
-    """Remove what is in a folder, whatever its modes; links are not followed, and no depth is too deep."""
+    """Remove what is in a folder, whatever its modes; links are not followed, and no depth is too
+    deep.
+    """
     with suppress(OSError):
         while entries := list(os.scandir(folder)):
             for entry in entries:

@@ -1,8 +1,10 @@
-"""The fork server: a small warm interpreter that forks slots, each of which runs one call after another.
+"""The fork server: a small warm interpreter that forks slots, each of which runs one call after
+another.
 
-Started with no environment and one descriptor of its own, the control socket, over which the host sends the number and
-the descriptors of a slot that it wants. Being process 1 of its own process-id namespace it takes everything below with
-it: when the control socket closes, because the host ended it or died, the zygote exits.
+Started with no environment and one descriptor of its own, the control socket, over which the host
+sends the number and the descriptors of a slot that it wants. Being process 1 of its own process-id
+namespace it takes everything below with it: when the control socket closes, because the host ended
+it or died, the zygote exits.
 """
 
 from __future__ import annotations
@@ -29,13 +31,21 @@ from .slot import GROUP, HOST, LISTENER, PROC, Slot
 __all__ = ["main"]
 
 WARM_SNIPPETS = (
-    "import fractions, itertools, collections\ndef f(n: int) -> int:\n    return sum(range(n))\nprint(f(3))\n[1, f(2)]",
+    (
+        "import fractions, itertools, collections\ndef f(n: int) -> int:\n    return"
+        " sum(range(n))\nprint(f(3))\n[1, f(2)]"
+    ),
     "1/0",
 )
 WARM_PACKAGES = {
-    "numpy": "import numpy as np, numpy.random, numpy.linalg\nnp.linalg.inv(np.eye(3)) @ np.arange(3.0)",
-    "sympy": "from sympy import *\nx, y = symbols('x y')\nprint(solve(x**2 - 2, x), factor(x**2 - 1),"
-    " simplify(sin(x)**2 + cos(x)**2), diff(x**3, x), integrate(x**2, x), expand((x + y)**3), Rational(1, 3))",
+    "numpy": (
+        "import numpy as np, numpy.random, numpy.linalg\nnp.linalg.inv(np.eye(3)) @ np.arange(3.0)"
+    ),
+    "sympy": (
+        "from sympy import *\nx, y = symbols('x y')\nprint(solve(x**2 - 2, x), factor(x**2 - 1),"
+        " simplify(sin(x)**2 + cos(x)**2), diff(x**3, x), integrate(x**2, x), expand((x + y)**3),"
+        " Rational(1, 3))"
+    ),
 }
 FIRST_OWN = 32
 """Descriptors of the zygote's own start here."""
@@ -66,7 +76,8 @@ class Zygote:
         data, descriptors, _, _ = socket.recv_fds(self._control, NEW_SLOT.size, 5)
         if len(data) < NEW_SLOT.size:
             return False
-        with suppress(OSError):  # the machine has no room for it: the host sees that the slot's socket is closed
+        # the machine has no room for it: the host sees that the slot's socket is closed
+        with suppress(OSError):
             self._fork_slot(NEW_SLOT.unpack(data)[0], descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -92,7 +103,8 @@ class Zygote:
         pid, number = self._slots.pop(pidfd)
         with suppress(ChildProcessError):  # waited for as an orphan, below
             os.waitpid(pid, 0)
-        if self._layers.isolated and not self._layers.sampled:  # it dies with its slot, and is not to be seen here
+        # it dies with its slot, and is not to be seen here
+        if self._layers.isolated and not self._layers.sampled:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -143,7 +155,9 @@ class Layers:
         self.proc = _moved_up(proc)
         kernel.die_with_parent()
         if not self.sampled:
-            self.missing["memory sampling"] = "no /proc of an own process-id namespace can be mounted here"
+            self.missing["memory sampling"] = (
+                "no /proc of an own process-id namespace can be mounted here"
+            )
 
     def become_slot(self, number: int, descriptors: list[int]) -> NoReturn:
         """In the fork: put up every layer, say what is missing, and serve. Never returns."""
@@ -206,7 +220,12 @@ class Layers:
         self._supervised = seen  # else nothing would be known of who asks
 
     def _restrict(self, folder: str) -> None:
-        places = {*READABLE, sys.base_prefix, *kernel.DEVICES[1:], *([] if self.isolated else sys.path)}
+        places = {
+            *READABLE,
+            sys.base_prefix,
+            *kernel.DEVICES[1:],
+            *([] if self.isolated else sys.path),
+        }
         readable = [place for place in places if os.path.exists(place)]  # noqa: PTH110
         version = landlock.restrict([*readable, PROC], [folder, "/dev/null"])
         self._confined = not self.isolated and version >= landlock.SCOPED
@@ -219,7 +238,9 @@ class Layers:
 
 
 def _install(given: list[int]) -> socket.socket:
-    """The slot's descriptors at their numbers (see `slot`), all others closed. Returns the host's socket."""
+    """The slot's descriptors at their numbers (see `slot`), all others closed. Returns the host's
+    socket.
+    """
     host, code, stdout, stderr, value, proc, groups = given
     null = os.open("/dev/null", os.O_RDONLY)
     sources = (null, stdout, stderr, value, code, host, proc, groups if groups >= 0 else null)
@@ -238,14 +259,30 @@ def _moved_up(descriptor: int) -> int:
 
 
 def _warm_up(imports: list[str]) -> None:
-    """Do once what a snippet does, so that children find it done: imports, compiling, a traceback."""
-    for name in ("json", "math", "decimal", "random", "statistics", "datetime", "re", "functools", "heapq", "string"):
+    """Do once what a snippet does, so that children find it done: imports, compiling,
+    a traceback.
+    """
+    for name in (
+        "json",
+        "math",
+        "decimal",
+        "random",
+        "statistics",
+        "datetime",
+        "re",
+        "functools",
+        "heapq",
+        "string",
+    ):
         __import__(name)
     snippet.may_draw_unseen(imports)
     snippets = [WARM_PACKAGES.get(name, f"import {name}") for name in imports]
     saved, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
     saved_error, sys.stderr = sys.stderr, sys.stdout
-    errors, null = fcntl.fcntl(2, fcntl.F_DUPFD, FIRST_OWN), _moved_up(os.open(os.devnull, os.O_WRONLY))
+    errors, null = (
+        fcntl.fcntl(2, fcntl.F_DUPFD, FIRST_OWN),
+        _moved_up(os.open(os.devnull, os.O_WRONLY)),
+    )
     os.dup2(null, 2)
     os.dup2(null, snippet.VALUE_DESCRIPTOR)
     for code in (*snippets, *WARM_SNIPPETS):

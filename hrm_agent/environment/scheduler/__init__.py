@@ -1,1 +1,3 @@
-"""Which sandbox call runs when, and in what: queue, sessions, ids, deadlines. `scheduler.py` is the way in."""
+"""Which sandbox call runs when, and in what: queue, sessions, ids, deadlines. `scheduler.py` is the
+way in.
+"""

@@ -23,7 +23,9 @@ def _most() -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A submission beyond one of them comes to `invalid_call`; what is kept beyond one is forgotten, oldest first."""
+    """A submission beyond one of them comes to `invalid_call`; what is kept beyond one is
+    forgotten, oldest first.
+    """
 
     code_bytes: int = _MEGABYTE
     """Of one call, as UTF-8."""
@@ -64,7 +66,10 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
             yield f"`{name}` is longer than {bounds.name_characters:,} characters."
     yield from _faulty_limits(submission.limits, bounds.limits)
     if not -bounds.priority <= submission.priority <= bounds.priority:
-        yield f"`priority` is {_shown(submission.priority)}: it must be from {-bounds.priority} to {bounds.priority}."
+        yield (
+            f"`priority` is {_shown(submission.priority)}: it must be from {-bounds.priority} to"
+            f" {bounds.priority}."
+        )
     seconds, most = submission.deadline_seconds, bounds.deadline_seconds
     if seconds is not None and not 0 <= seconds <= most:  # so is NaN refused
         yield f"`deadline_seconds` is {_shown(seconds)}: it must be from 0 to {most:,.0f}."
@@ -91,7 +96,11 @@ def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
 
 def _shown(number: float) -> str:
     """The first digits of a number that has thousands: Python itself refuses to write them all."""
-    return str(number) if isinstance(number, float) or abs(number) < _HUGE else "a number of more than 18 digits"
+    return (
+        str(number)
+        if isinstance(number, float) or abs(number) < _HUGE
+        else "a number of more than 18 digits"
+    )
 
 
 def _fits(text: str, limit: int) -> bool:

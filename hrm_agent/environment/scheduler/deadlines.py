@@ -21,7 +21,9 @@ class Deadlines:
     """Thread-safe. One thread, started with the first deadline, sleeps until the earliest."""
 
     def __init__(self, passed: Callable[[ScheduledCall], None]) -> None:
-        """`passed` is called with each call whose time is over, whether it has begun by then or not."""
+        """`passed` is called with each call whose time is over, whether it has begun by then or
+        not.
+        """
         self._passed = passed
         self._changed = threading.Condition()
         self._guard = LoopGuard("environment-deadlines", self._wake)
@@ -39,7 +41,9 @@ class Deadlines:
             if len(self._heap) > self._most:
                 self._forget_the_ended()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._watch, name="environment-deadlines", daemon=True
+                )
                 self._thread.start()
             elif self._heap[0][2] is call:
                 self._changed.notify()
@@ -59,7 +63,9 @@ class Deadlines:
             self._changed.notify()
 
     def _forget_the_ended(self) -> None:
-        """A call is over in milliseconds, its deadline may be minutes away: the heap must not keep what has ended."""
+        """A call is over in milliseconds, its deadline may be minutes away: the heap must not keep
+        what has ended.
+        """
         self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
         heapify(self._heap)
         self._most = max(_FEW, 2 * len(self._heap))

@@ -1,8 +1,9 @@
 """One lock, and what follows from a change made under it.
 
-All that a scheduler knows is plain data under one lock. What a change decides (start this, kill that, tell a caller)
-is done after the lock is let go, on the same thread and in the order decided. So a slow start delays nobody else,
-whoever is called may call back at once, and no two locks are ever held together.
+All that a scheduler knows is plain data under one lock. What a change decides (start this, kill
+that, tell a caller) is done after the lock is let go, on the same thread and in the order decided.
+So a slow start delays nobody else, whoever is called may call back at once, and no two locks are
+ever held together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class DeferredLock:
         return self._owner == os.getpid()
 
     def change(self, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
-        """Call `function` with the lock held, then do what it left for later. Raises HrmError in a forked process."""
+        """Call `function` with the lock held, then do what it left for later. Raises HrmError in a
+        forked process.
+        """
         if not self.is_ours:
             raise cannot_run("it belongs to the process that this one was forked from")
         todo: list[Callable[[], object]] = []
@@ -62,7 +65,9 @@ class DeferredLock:
         self._todo.append(partial(function, *args, **options))
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `until`, which is looked at after each `wake`; False if it does not hold after `seconds`."""
+        """Wait for `until`, which is looked at after each `wake`; False if it does not hold after
+        `seconds`.
+        """
         with self._condition:
             return self._condition.wait_for(until, seconds)
 
@@ -80,7 +85,9 @@ class DeferredLock:
         return taken
 
     def _do(self, todo: list[Callable[[], object]]) -> None:
-        """What is decided by something done here comes after it, rather than on top of its stack."""
+        """What is decided by something done here comes after it,
+        rather than on top of its stack.
+        """
         under_way: deque[Callable[[], object]] | None = getattr(self._thread, "todo", None)
         if under_way is not None:
             under_way.extend(todo)
@@ -89,7 +96,8 @@ class DeferredLock:
         interrupts: list[BaseException] = []
         while under_way:
             try:
-                with self._guard:  # whose thread this is has mostly nothing to do with what is done here
+                # whose thread this is has mostly nothing to do with what is done here
+                with self._guard:
                     under_way.popleft()()
             except BaseException as error:  # nobody else's call may hang for it
                 interrupts.append(error)

@@ -1,7 +1,9 @@
-"""The way of a call from the queue through the workers to its outcome: slots, second attempts, sessions rebuilt.
+"""The way of a call from the queue through the workers to its outcome: slots, second attempts,
+sessions rebuilt.
 
-Whichever thread frees a slot also starts the next call in it; there is no scheduling thread to be woken. A slot is
-taken until the workers are done with what they were given, also where nobody waits for that any more.
+Whichever thread frees a slot also starts the next call in it; there is no scheduling thread to be
+woken. A slot is taken until the workers are done with what they were given, also where nobody waits
+for that any more.
 """
 
 from __future__ import annotations
@@ -33,14 +35,21 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["Dispatch"]
 
 MAX_ATTEMPTS = 2
-"""A call that the infrastructure failed at is run once more; one of a session only if its code had not begun to act."""
+"""A call that the infrastructure failed at is run once more; one of a session only if its code had
+not begun to act.
+"""
 
 
 class Dispatch:
     """Its methods are called with the guard's lock held, but for those that say otherwise."""
 
     def __init__(
-        self, workers: Workers, guard: DeferredLock, metrics: Metrics, max_sessions: int, bounds: Bounds
+        self,
+        workers: Workers,
+        guard: DeferredLock,
+        metrics: Metrics,
+        max_sessions: int,
+        bounds: Bounds,
     ) -> None:
         self._workers = workers
         self._guard = guard
@@ -63,7 +72,9 @@ class Dispatch:
         """Into the queue; behind the earlier calls of its session, if they are open."""
         submission = call.submission
         if submission.session is not None and not self._join(call, submission.session):
-            self.ended(call, self.result(ToolStatus.DENIED, _of_another_run(submission.session).message))
+            self.ended(
+                call, self.result(ToolStatus.DENIED, _of_another_run(submission.session).message)
+            )
             return
         self.waiting += 1
         if call.session is None or call.session.head is call:
@@ -83,7 +94,9 @@ class Dispatch:
         self._end_processes()
 
     def _surprised(self, call: ScheduledCall, error: Exception) -> None:
-        """Turn what was raised for `call` into its outcome, so that no slot is kept from the others."""
+        """Turn what was raised for `call` into its outcome, so that no slot is kept from the
+        others.
+        """
         self._guard.caught(error)
         call.work = None
         if call.stage is not Stage.ENDED:
@@ -107,7 +120,9 @@ class Dispatch:
             self._next_of(call.session)
 
     def fork_session(self, source: str, target: str, run: str, copied: Future[None]) -> None:
-        """`copied` is told when `target` is there. Raises HrmError if there is no `source`, or one is another run's."""
+        """`copied` is told when `target` is there. Raises HrmError if there is no `source`, or one
+        is another run's.
+        """
         session = self.sessions.get(source)
         if session is None:
             raise HrmError(f"There is no session {source!r} to fork.", "Run a call in it first.")
@@ -118,7 +133,9 @@ class Dispatch:
             self._copy(session)
 
     def end_session(self, name: str, run: str) -> None:
-        """Forget a session; its open calls end with status `infrastructure`. Raises HrmError if it is another run's."""
+        """Forget a session; its open calls end with status `infrastructure`. Raises HrmError if it
+        is another run's.
+        """
         self._refuse_others(name, run)
         session = self.sessions.end(name)
         if session is None:
@@ -159,7 +176,9 @@ class Dispatch:
         self._step(call)
 
     def _step(self, call: ScheduledCall) -> None:
-        """Have the next piece of a call run: a cell of its session, if that is being rebuilt, else its own code."""
+        """Have the next piece of a call run: a cell of its session, if that is being rebuilt, else
+        its own code.
+        """
         self._end_processes()
         visit, session, submission = call.visit, call.session, call.submission
         code = submission.code
@@ -182,10 +201,15 @@ class Dispatch:
         """(Without the lock.)"""
         try:
             self._workers.start(work)
-        except Exception as error:  # whatever it is, the call is to have an outcome and its slot to be free again
-            work.done(self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"), True)
+        # whatever it is, the call is to have an outcome and its slot to be free again
+        except Exception as error:
+            work.done(
+                self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"),
+                True,
+            )
         else:
-            work.handed = True  # before it is looked whether it is wanted: `_kill` does it the other way round
+            # before it is looked whether it is wanted: `_kill` does it the other way round
+            work.handed = True
             if call.unwanted:
                 self._guard.change(self._kill, call)
 
@@ -215,14 +239,20 @@ class Dispatch:
             self._vacate(call)
         elif lost or result.status is ToolStatus.INFRASTRUCTURE:
             unharmed = call.session is None or lost or rebuilding
-            self._retry(call) if unharmed and _may_retry(call) else self._finish(call, result, alive=False)
+            (
+                self._retry(call)
+                if unharmed and _may_retry(call)
+                else self._finish(call, result, alive=False)
+            )
         elif rebuilding:
             self._rebuild(call, result, alive=alive)
         else:
             self._finish(call, result, alive=alive)
 
     def _survived(self, call: ScheduledCall, result: ExecutionResult) -> bool:
-        """True if the process of the call's session stands where the session does; else it has none from here on."""
+        """True if the process of the call's session stands where the session does; else it has none
+        from here on.
+        """
         if call.session is None:
             return False
         alive = self.sessions.survived(call.session, result) and call.stage is not Stage.ENDED
@@ -248,7 +278,12 @@ class Dispatch:
         if alive and call.session is not None:
             self.sessions.ran(call.session, call.submission.code, result)
         visit, queued = call.visit, (call.begun or time.monotonic()) - call.arrived
-        result = replace(result, queued_seconds=queued, attempt=call.attempt, session=visit.found if visit else None)
+        result = replace(
+            result,
+            queued_seconds=queued,
+            attempt=call.attempt,
+            session=visit.found if visit else None,
+        )
         changed = sorted(visit.changed)[:MOST_CHANGED] if visit is not None else ()
         self.ended(call, replace(result, changed_cells=tuple(changed)) if changed else result)
         self._vacate(call)
@@ -288,8 +323,12 @@ class Dispatch:
 
 
 def _may_retry(call: ScheduledCall) -> bool:
-    return call.attempt < MAX_ATTEMPTS and (call.deadline is None or time.monotonic() < call.deadline)
+    return call.attempt < MAX_ATTEMPTS and (
+        call.deadline is None or time.monotonic() < call.deadline
+    )
 
 
 def _of_another_run(session: str) -> HrmError:
-    return HrmError(f"The session {session!r} belongs to another run.", "Name the run that made it.")
+    return HrmError(
+        f"The session {session!r} belongs to another run.", "Name the run that made it."
+    )

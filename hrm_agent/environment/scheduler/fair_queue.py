@@ -1,13 +1,16 @@
 """The queue of an environment: who is next when a slot is free.
 
-Of the clients (`Submission.client`; all calls of one process are one's) the one that holds the fewest slots, and of
-several the one whose turn is longest ago. Of its calls higher priorities first; among the runs of one priority, the one
-that holds the fewest slots likewise; within a run, strictly in order of arrival. A run with ten thousand waiting calls
-and one with a single call so get a slot each, and shares are of slots held, not of calls begun: calls of five seconds
-and of five milliseconds come to the same share of the machine. A priority orders the calls of its own client alone.
+Of the clients (`Submission.client`; all calls of one process are one's) the one that holds the
+fewest slots, and of several the one whose turn is longest ago. Of its calls higher priorities
+first; among the runs of one priority, the one that holds the fewest slots likewise; within a run,
+strictly in order of arrival. A run with ten thousand waiting calls and one with a single call so
+get a slot each, and shares are of slots held, not of calls begun: calls of five seconds and of five
+milliseconds come to the same share of the machine. A priority orders the calls of its own client
+alone.
 
-Whoever frees a slot takes the next call from here while it still holds the lock: slots are handed over, never raced
-for, so no releaser overtakes a waiter. Every operation costs O(1), or O(log n) of one run's waiting calls.
+Whoever frees a slot takes the next call from here while it still holds the lock: slots are handed
+over, never raced for, so no releaser overtakes a waiter. Every operation costs O(1), or O(log n) of
+one run's waiting calls.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from hrm_agent.environment.base import Submission
 __all__ = ["ArrivalQueue", "FairQueue", "Waiting"]
 
 _KEPT_GONE = 32
-"""So many that left are kept in a line before it is looked at again, and as many as those that wait."""
+"""So many that left are kept in a line before it is looked at again, and as many as those that
+wait.
+"""
 
 
 class Waiting(Protocol):
@@ -42,7 +47,9 @@ _T = TypeVar("_T", bound=Waiting)
 
 
 class ArrivalQueue(Generic[_T]):
-    """In order of arrival, also for one that comes back (its first attempt was lost); those that left are skipped."""
+    """In order of arrival, also for one that comes back (its first attempt was lost); those that
+    left are skipped.
+    """
 
     __slots__ = ("_gone", "_heap")
 
@@ -74,8 +81,8 @@ class ArrivalQueue(Generic[_T]):
 
 
 class _ByShare:
-    """Names by the slots that each holds, the one whose turn is longest ago first: at most one entry of shares more
-    than there are slots.
+    """Names by the slots that each holds, the one whose turn is longest ago first: at most one
+    entry of shares more than there are slots.
     """
 
     __slots__ = ("_by_share",)
@@ -187,7 +194,9 @@ class FairQueue(Generic[_T]):
     def _count(self, submission: Submission, change: int) -> None:
         client, run = submission.client, submission.run
         order = self._order.get(client, ())
-        lanes = [lane for priority in order if run in (lane := self._lanes[client, -priority]).lines]
+        lanes = [
+            lane for priority in order if run in (lane := self._lanes[client, -priority]).lines
+        ]
         share = _counted(self._run_shares, (client, run), change)
         for lane in lanes:
             lane.runs.move(run, share, change)

@@ -1,7 +1,7 @@
 """Counts and times of an environment, in Prometheus' text format (0.0.4).
 
-Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a lock per increment, for
-what is counted here under the scheduler's own.
+Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a lock
+per increment, for what is counted here under the scheduler's own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,31 @@ __all__ = ["Histogram", "Metrics"]
 
 _T = TypeVar("_T")
 _PREFIX = "hrm_environment"
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SECONDS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 """Upper edges of the histograms' buckets."""
 _GAUGES = {
     "slots": "Calls that may run at once.",
     "slot_deaths": "Slots that died and were replaced.",
-    "worker_faults": "Surprises of the thread that serves the slots, each of which ended one call or one slot.",
+    "worker_faults": (
+        "Surprises of the thread that serves the slots, each of which ended one call or one slot."
+    ),
     "running": "Slots in use.",
     "waiting": "Calls in the queue, those that wait for an earlier call of their session included.",
     "outside": "Calls that wait for room in the queue.",
@@ -57,7 +76,10 @@ class Histogram:
     def lines(self, name: str) -> Iterator[str]:
         totals = list(accumulate(self._counts))
         edges = (*(f"{edge:g}" for edge in _SECONDS), "+Inf")
-        yield from (f'{name}_bucket{{le="{edge}"}} {total}' for edge, total in zip(edges, totals, strict=True))
+        yield from (
+            f'{name}_bucket{{le="{edge}"}} {total}'
+            for edge, total in zip(edges, totals, strict=True)
+        )
         yield f"{name}_sum {self._sum:.6f}"
         yield f"{name}_count {totals[-1]}"
 
@@ -91,23 +113,46 @@ class Metrics:
         return "\n".join([*self._lines(isolation, gauges), ""])
 
     def _lines(self, isolation: str, gauges: Mapping[str, float]) -> Iterator[str]:
-        yield from _metric("info", "gauge", "Isolation level of the environment.", [f'{{isolation="{isolation}"}} 1'])
-        yield from _labelled("calls_total", "Calls, by outcome.", "status", self.statuses, list(ToolStatus))
+        yield from _metric(
+            "info",
+            "gauge",
+            "Isolation level of the environment.",
+            [f'{{isolation="{isolation}"}} 1'],
+        )
         yield from _labelled(
-            "attempts_total", "Calls, by the attempt that ended them.", "attempt", self.attempts, [1, 2]
+            "calls_total", "Calls, by outcome.", "status", self.statuses, list(ToolStatus)
+        )
+        yield from _labelled(
+            "attempts_total",
+            "Calls, by the attempt that ended them.",
+            "attempt",
+            self.attempts,
+            [1, 2],
         )
         help_text = "Calls of sessions, by the state in which they found their session."
-        yield from _labelled("session_calls_total", help_text, "state", self.sessions, list(SessionState))
-        help_text = "System calls that snippets asked for and were refused, of each call the sixteen most frequent."
-        yield from _labelled("refused_total", help_text, "system_call", self.refused, sorted(self.refused))
-        help_text = "Turns of loops that serve all calls which raised an error that nobody expected; see the log."
+        yield from _labelled(
+            "session_calls_total", help_text, "state", self.sessions, list(SessionState)
+        )
+        help_text = (
+            "System calls that snippets asked for and were refused, of each call the sixteen most"
+            " frequent."
+        )
+        yield from _labelled(
+            "refused_total", help_text, "system_call", self.refused, sorted(self.refused)
+        )
+        help_text = (
+            "Turns of loops that serve all calls which raised an error that nobody expected; see"
+            " the log."
+        )
         found = surprises()
         yield from _labelled("loop_errors_total", help_text, "loop", found, sorted(found))
         for name, text in _COUNTERS.items():
             yield from _metric(f"{name}_total", "counter", text, [f" {self.events[name]}"])
         for name, text in _GAUGES.items():
             yield from _metric(name, "gauge", text, [f" {gauges.get(name, 0):g}"])
-        yield from _histogram("queue_seconds", "From submission to the start of the code.", self.queued)
+        yield from _histogram(
+            "queue_seconds", "From submission to the start of the code.", self.queued
+        )
         yield from _histogram("wall_seconds", "From the start to the end of the code.", self.wall)
 
 
@@ -117,7 +162,9 @@ def _metric(name: str, kind: str, text: str, samples: list[str]) -> Iterator[str
     yield from (f"{_PREFIX}_{name}{sample}" for sample in samples)
 
 
-def _labelled(name: str, text: str, label: str, counts: Mapping[_T, int], values: Iterable[_T]) -> Iterator[str]:
+def _labelled(
+    name: str, text: str, label: str, counts: Mapping[_T, int], values: Iterable[_T]
+) -> Iterator[str]:
     samples = [f'{{{label}="{value}"}} {counts.get(value, 0)}' for value in values]
     yield from _metric(name, "counter", text, samples)
 

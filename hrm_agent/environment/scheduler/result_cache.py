@@ -1,7 +1,8 @@
-"""Outcomes that are given again to calls which are submitted again under their id: the latest, within bounds.
+"""Outcomes that are given again to calls which are submitted again under their id: the latest,
+within bounds.
 
-An id counts within its run: no run is given another's outcome. What the infrastructure failed at is not kept, since
-whoever submits that again wants it to be run.
+An id counts within its run: no run is given another's outcome. What the infrastructure failed at is
+not kept, since whoever submits that again wants it to be run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ResultCache:
 
 
 def _fingerprint(submission: Submission) -> bytes:
-    session = "" if submission.session is None else f"{len(submission.session)}:{submission.session}"
+    session = (
+        "" if submission.session is None else f"{len(submission.session)}:{submission.session}"
+    )
     text = f"{session}\0{submission.code}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

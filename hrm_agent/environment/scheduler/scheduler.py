@@ -1,8 +1,9 @@
 """Scheduler of sandbox calls: queue, sessions, ids, deadlines, one retry.
 
-Threads and event loops are served alike: a caller is a function that is told the outcome (`enter`). `submit` makes that
-a `concurrent.futures.Future`; `LocalEnvironment` an asyncio one, without a second future and its locks in between.
-`fair_queue` says which call is next, `dispatch` how it is run, `deferred_lock` how threads keep apart.
+Threads and event loops are served alike: a caller is a function that is told the outcome (`enter`).
+`submit` makes that a `concurrent.futures.Future`; `LocalEnvironment` an asyncio one, without a
+second future and its locks in between. `fair_queue` says which call is next, `dispatch` how it is
+run, `deferred_lock` how threads keep apart.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Thread-safe. Methods whose names begin with an underscore are called with the guard's lock held."""
+    """Thread-safe. Methods whose names begin with an underscore are called with the guard's lock
+    held.
+    """
 
-    def __init__(self, workers: Workers, *, max_sessions: int = 64, bounds: Bounds | None = None) -> None:
-        """`max_sessions`: processes of sessions, at least one per slot; the one idle longest makes room."""
+    def __init__(
+        self, workers: Workers, *, max_sessions: int = 64, bounds: Bounds | None = None
+    ) -> None:
+        """`max_sessions`: processes of sessions, at least one per slot; the one idle longest makes
+        room.
+        """
         self._workers = workers
         self._bounds = bounds or Bounds()
         self._guard = DeferredLock(self._settle)
@@ -59,25 +66,33 @@ class Scheduler:
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
         """Run one call; cancelling the future kills it, unless another waits for it too.
 
-        Raises QueueFullError where the queue is full, HrmError where the environment is closed or being shut down.
+        Raises QueueFullError where the queue is full, HrmError where the environment is closed or
+        being shut down.
         """
         future: Future[ExecutionResult] = Future()
         waiter = partial(_answer, future)
         call = self.enter(submission, waiter)
         if call is not None:
-            future.add_done_callback(lambda _: self.leave(call, waiter) if future.cancelled() else None)
+            future.add_done_callback(
+                lambda _: self.leave(call, waiter) if future.cancelled() else None
+            )
         return future
 
-    def enter(self, submission: Submission, waiter: Waiter, *, patient: bool = False) -> ScheduledCall | None:
+    def enter(
+        self, submission: Submission, waiter: Waiter, *, patient: bool = False
+    ) -> ScheduledCall | None:
         """Take a call. `waiter` is told its outcome; None is returned if that is so already.
 
-        `patient`: where the queue is full, stand in line for it, first in, first out. Else raises QueueFullError.
+        `patient`: where the queue is full, stand in line for it, first in, first out. Else raises
+        QueueFullError.
         """
         wrong = refusal(submission, self._bounds)
         return self._guard.change(self._enter, submission, waiter, wrong, patient)
 
     def leave(self, call: ScheduledCall, waiter: Waiter) -> None:
-        """`waiter` does not wait any more; if nobody else does, the call is killed. Harmless once it has ended."""
+        """`waiter` does not wait any more; if nobody else does, the call is killed. Harmless once
+        it has ended.
+        """
         self._guard.change(self._leave, call, waiter)
 
     def fork_session(self, source: str, target: str, run: str = "") -> Future[None]:
@@ -85,9 +100,9 @@ class Scheduler:
 
         Raises HrmError if there is no `source`, or one of the two belongs to another run.
 
-        The copy is one of the cells: the first call of `target` runs them again in a process of its own. A fork of the
-        process would share with it what lies outside of its memory: /tmp, open files, the processes that it started,
-        all of it within the other's reach from then on.
+        The copy is one of the cells: the first call of `target` runs them again in a process of its
+        own. A fork of the process would share with it what lies outside of its memory: /tmp, open
+        files, the processes that it started, all of it within the other's reach from then on.
         """
         copied: Future[None] = Future()
         copied.set_running_or_notify_cancel()
@@ -95,7 +110,8 @@ class Scheduler:
         return copied
 
     def end_session(self, name: str, run: str = "") -> None:
-        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no error.
+        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no
+        error.
 
         Raises HrmError if it belongs to another run.
         """
@@ -106,7 +122,9 @@ class Scheduler:
         return self._guard.change(self._render)
 
     def not_responding(self, seconds: float) -> str:
-        """Name the part that serves all calls and has not answered within `seconds`; empty if each has. Blocks."""
+        """Name the part that serves all calls and has not answered within `seconds`; empty if each
+        has. Blocks.
+        """
         if not self._guard.responds(seconds):
             return f"the queue's lock could not be had within {seconds:g} s"
         if not self._deadlines.responds(seconds):
@@ -120,12 +138,16 @@ class Scheduler:
         self._guard.change(lambda: None)
 
     def drain(self, seconds: float) -> bool:
-        """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
+        """Take no more calls, and wait for the open ones; False if some are still open after
+        `seconds`.
+        """
         self._guard.change(self._refuse, "it is being shut down")
         return self._guard.wait(lambda: not self._open, seconds)
 
     def close(self) -> None:
-        """Kill whatever runs; open calls end with status `infrastructure`. Harmless a second time."""
+        """Kill whatever runs; open calls end with status `infrastructure`.
+        Harmless a second time.
+        """
         self._guard.change(self._close)
         self._deadlines.close()
         self._workers.close()
@@ -141,10 +163,16 @@ class Scheduler:
     def _is_full(self) -> bool:
         return self._dispatch.waiting >= self._bounds.queue
 
-    def _enter(self, submission: Submission, waiter: Waiter, wrong: str, patient: bool) -> ScheduledCall | None:
+    def _enter(
+        self, submission: Submission, waiter: Waiter, wrong: str, patient: bool
+    ) -> ScheduledCall | None:
         if self._down:
             raise cannot_run(self._down)
-        found = self._dispatch.result(ToolStatus.INVALID_CALL, wrong) if wrong else self._under_id(submission)
+        found = (
+            self._dispatch.result(ToolStatus.INVALID_CALL, wrong)
+            if wrong
+            else self._under_id(submission)
+        )
         if isinstance(found, ScheduledCall):
             found.waiters.append(waiter)
             return found
@@ -155,16 +183,23 @@ class Scheduler:
         outside = bool(self._outside) or self._is_full()
         if outside and not patient:
             waiting = f"{self._dispatch.waiting:,} calls are waiting"
-            raise QueueFullError(f"The queue is full: {waiting}.", "Submit again when some have ended.")
+            raise QueueFullError(
+                f"The queue is full: {waiting}.", "Submit again when some have ended."
+            )
         return self._take(submission, waiter, outside=outside)
 
     def _under_id(self, submission: Submission) -> ScheduledCall | ExecutionResult | None:
         """The open call with this id, or the outcome of one that has ended; None if it is new."""
         if submission.id is None:
             return None
-        found: ScheduledCall | ExecutionResult | None = self._by_id.get((submission.run, submission.id))
+        found: ScheduledCall | ExecutionResult | None = self._by_id.get(
+            (submission.run, submission.id)
+        )
         if found is not None:
-            same = (found.submission.code, found.submission.session) == (submission.code, submission.session)
+            same = (found.submission.code, found.submission.session) == (
+                submission.code,
+                submission.session,
+            )
         else:
             same, found = self._answers.find(submission) or (True, None)
         if not same:

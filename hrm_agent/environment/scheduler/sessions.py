@@ -1,14 +1,18 @@
-"""Calls that share their variables: which process stands where, and how one that is gone is made again.
+"""Calls that share their variables: which process stands where, and how one that is gone is made
+again.
 
-A session *is* its cells, the codes of its calls whose process lived on. The process that ran them is only the fast way
-to their variables: it may be gone (killed by a call's time limit, or to make room for another session), or have gone on
-from here on another branch. Then the cells are run again in a new process, and each must come to what it did before.
+A session *is* its cells, the codes of its calls whose process lived on. The process that ran them
+is only the fast way to their variables: it may be gone (killed by a call's time limit, or to make
+room for another session), or have gone on from here on another branch. Then the cells are run again
+in a new process, and each must come to what it did before.
 
-A cell that ends its process is left out of the next try, which is bounded; so the code always runs on something, and
-the outcome says on what. Where a cell ended with another status, output or value, the session `differs`, and the
-outcome says which cells did; where one was fatal that had not been so in the same way, it is `lost`.
+A cell that ends its process is left out of the next try, which is bounded; so the code always runs
+on something, and the outcome says on what. Where a cell ended with another status, output or value,
+the session `differs`, and the outcome says which cells did; where one was fatal that had not been
+so in the same way, it is `lost`.
 
-A call on its way through the scheduler, and the seeds that its snippet's random generators are given.
+A call on its way through the scheduler, and the seeds that its snippet's random generators are
+given.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ __all__ = [
 MOST_CHANGED = 16
 """The model is told of so many changed cells at most."""
 MAX_REBUILDS = 2
-"""So often a rebuilding starts over without a cell that ended its process; after that, nothing is run again."""
+"""So often a rebuilding starts over without a cell that ended its process; after that, nothing is
+run again.
+"""
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
 
 
@@ -60,7 +66,9 @@ class Session:
     run: str
     """The run that made it; to others it is denied."""
     seed: int
-    """Of each of its processes, so that a cell that draws random numbers comes to the same again."""
+    """Of each of its processes, so that a cell that draws random numbers comes to the same
+    again.
+    """
     number: int = 0
     """Of its living process; 0: it has none."""
     cells: list[Cell] = field(default_factory=list[Cell])
@@ -124,7 +132,9 @@ class Visit:
         as_before = cell.digest == result.digest
         if not as_before and cell.digest:
             self.changed.add(self.numbers[self.index])
-            self.found = SessionState.LOST if self.found is SessionState.LOST else SessionState.DIFFERS
+            self.found = (
+                SessionState.LOST if self.found is SessionState.LOST else SessionState.DIFFERS
+            )
         if not as_before and not alive:
             self.found = SessionState.LOST
         if alive:
@@ -150,8 +160,12 @@ class SessionTable:
         """Living, without an open call; the one that has been so for longest first."""
         self._queued: dict[int, Session] = {}
         """Living, with calls that wait for a slot."""
-        self._asleep = BoundedMap[str, Session](bounds.sessions, lambda session: session.size, bounds.sessions_bytes)
-        """Without a process and without an open call; the one that has been so for longest first."""
+        self._asleep = BoundedMap[str, Session](
+            bounds.sessions, lambda session: session.size, bounds.sessions_bytes
+        )
+        """Without a process and without an open call;
+        the one that has been so for longest first.
+        """
         self.unwanted: list[int] = []
         """Numbers of processes that are to be ended; the caller takes them."""
 
@@ -176,7 +190,9 @@ class SessionTable:
         return session
 
     def visit(self, session: Session, history: tuple[Cell, ...] | None) -> Visit:
-        """The session's process for a call that begins now: the one that stands there, else one to be rebuilt."""
+        """The session's process for a call that begins now: the one that stands there, else one to
+        be rebuilt.
+        """
         self._queued.pop(session.number, None)
         if history is not None and not _same(session, history):
             self.kill(session)
@@ -233,14 +249,24 @@ class SessionTable:
             self._sleep(session)
 
     def copy(self, source: Session, target: str) -> None:
-        """Make `target` what `source` is. Raises HrmError if `target` has open calls, or belongs to another run."""
+        """Make `target` what `source` is. Raises HrmError if `target` has open calls, or belongs to
+        another run.
+        """
         old = self._named.get(target)
         if old is not None and old.run != source.run:  # it came while the source's call ran
-            raise HrmError(f"The session {target!r} belongs to another run.", "Choose another name for the copy.")
+            raise HrmError(
+                f"The session {target!r} belongs to another run.",
+                "Choose another name for the copy.",
+            )
         if old is not None and old.head is not None:
-            raise HrmError(f"The session {target!r} has calls under way: it cannot become a copy of {source.name!r}.")
+            raise HrmError(
+                f"The session {target!r} has calls under way: it cannot become a copy of"
+                f" {source.name!r}."
+            )
         self.end(target)
-        session = self._named[target] = Session(target, source.run, source.seed, complete=source.complete)
+        session = self._named[target] = Session(
+            target, source.run, source.seed, complete=source.complete
+        )
         session.cells, session.size = list(source.cells), source.size
         self._sleep(session)
 
@@ -255,13 +281,22 @@ class SessionTable:
         return session
 
     def _make_room(self) -> None:
-        """Of those that have calls waiting the one that came last: its turn is likely to be the last."""
+        """Of those that have calls waiting the one that came last: its turn is likely to be the
+        last.
+        """
         while len(self._living) >= self._most_living and (self._idle or self._queued):
-            self.kill(next(iter(self._idle.values())) if self._idle else next(reversed(self._queued.values())))
+            self.kill(
+                next(iter(self._idle.values()))
+                if self._idle
+                else next(reversed(self._queued.values()))
+            )
 
     def _wake(self, session: Session) -> bool:
         """False if it was awake."""
-        return self._asleep.pop(session.name, None) is not None or self._idle.pop(session.number, None) is not None
+        return (
+            self._asleep.pop(session.name, None) is not None
+            or self._idle.pop(session.number, None) is not None
+        )
 
     def _sleep(self, session: Session) -> None:
         for forgotten in self._asleep.put(session.name, session):
@@ -274,7 +309,8 @@ def _same(session: Session, history: tuple[Cell, ...]) -> bool:
         session.complete
         and len(session.cells) == len(history)
         and all(
-            ours.code == theirs.code and (ours.digest == theirs.digest or not (ours.digest and theirs.digest))
+            ours.code == theirs.code
+            and (ours.digest == theirs.digest or not (ours.digest and theirs.digest))
             for ours, theirs in zip(session.cells, history, strict=True)
         )
     )
@@ -295,7 +331,9 @@ class Stage(Enum):
     RUNNING = 2
     """It has a slot."""
     ENDED = 3
-    """Its callers have their outcome, or left. Its slot is taken until the workers are done with it."""
+    """Its callers have their outcome, or left. Its slot is taken until the workers are done with
+    it.
+    """
 
 
 class Queue(Protocol):
@@ -341,7 +379,9 @@ class ScheduledCall:
     begun: float = 0.0
     """When its own code was started, by the monotonic clock."""
     step: int = 0
-    """Number of its latest work: a session may be rebuilt by many before the call's own code is run."""
+    """Number of its latest work: a session may be rebuilt by many before the call's own code is
+    run.
+    """
     work: SlotJob | None = None
     """What the workers are at; None when they are not."""
     unwanted: bool = False
@@ -355,10 +395,13 @@ class ScheduledCall:
 def seed_of(name: str | None) -> int:
     """The same for the same name, in every process; random without one.
 
-    What follows a `~` does not count: a fork's session, which runs the cells of another one again, draws its numbers.
+    What follows a `~` does not count: a fork's session, which runs the cells of another one again,
+    draws its numbers.
     """
     if name is None:
         return _random.getrandbits(_SEED_BITS)
     family = name.partition("~")[0]
-    digest = hashlib.blake2b(family.encode("utf-8", "surrogatepass"), digest_size=_SEED_BITS // 8).digest()
+    digest = hashlib.blake2b(
+        family.encode("utf-8", "surrogatepass"), digest_size=_SEED_BITS // 8
+    ).digest()
     return int.from_bytes(digest, "little")

@@ -20,16 +20,22 @@ class Work:
     limits: Limits
     """What the code may use."""
     done: Callable[[ExecutionResult, bool], None]
-    """Called once, from any thread, with the outcome and whether it was lost: true if the infrastructure failed before
-    the code had begun to act. `queued_seconds`, `attempt` and `session` of the outcome are the caller's to fill in."""
+    """Called once, from any thread, with the outcome and whether it was lost: true if the
+    infrastructure failed before the code had begun to act. `queued_seconds`, `attempt` and
+    `session` of the outcome are the caller's to fill in.
+    """
     session: int = 0
     """Number of the session whose process runs it; 0: a process of this call's own."""
     fresh: bool = False
-    """Of a session: its process is made with this call. Else a session whose process is gone has lost the call."""
+    """Of a session: its process is made with this call. Else a session whose process is gone has
+    lost the call.
+    """
     seed: int = 0
     """Of the snippet's random generators; of a session, its first call's counts."""
     again: bool = False
-    """The call was lost before: what stands ready may be dying, too, so that it is given something new."""
+    """The call was lost before: what stands ready may be dying, too, so that it is given something
+    new.
+    """
 
 
 class Workers(Protocol):
@@ -42,7 +48,9 @@ class Workers(Protocol):
 
     @property
     def faults(self) -> int:
-        """Surprises of the serving thread so far: each ended one call or one slot at most, and was logged."""
+        """Surprises of the serving thread so far: each ended one call or one slot at most, and was
+        logged.
+        """
         ...
 
     slots: int
@@ -55,7 +63,9 @@ class Workers(Protocol):
         ...
 
     def kill(self, work: Work) -> None:
-        """End a work that was started: `done` is called with `infrastructure`. None that has ended is an error."""
+        """End a work that was started: `done` is called with `infrastructure`. None that has ended
+        is an error.
+        """
         ...
 
     def end_session(self, session: int) -> None:
@@ -63,11 +73,15 @@ class Workers(Protocol):
         ...
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
-        """`callback(session)` whenever the process of a session is gone; before `done`, if a call ended it."""
+        """`callback(session)` whenever the process of a session is gone; before `done`, if a call
+        ended it.
+        """
         ...
 
     def responds(self, seconds: float) -> bool:
-        """True if the serving thread has answered within `seconds`; blocks until then. False once it is closed."""
+        """True if the serving thread has answered within `seconds`; blocks until then. False once
+        it is closed.
+        """
         ...
 
     def close(self) -> None:

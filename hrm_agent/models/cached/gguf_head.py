@@ -1,4 +1,6 @@
-"""Head of a GGUF file: architecture, types of its tensors, and what a conversion has to know besides."""
+"""Head of a GGUF file: architecture, types of its tensors, and what a conversion has to know
+besides.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,26 @@ class GgufFacts:
     context: int | None
     """Most tokens of a conversation (None if the file does not say)."""
     splits_like: str | None
-    """Way of splitting text before encoding, as llama.cpp names it (None for others than byte-level BPE)."""
+    """Way of splitting text before encoding, as llama.cpp names it (None for others than byte-level
+    BPE).
+    """
     rope_scaling: str | None
-    """Kind of rotary scaling: `yarn`, `linear`, `longrope`, or `factors` for a tensor of factors (None without)."""
+    """Kind of rotary scaling: `yarn`, `linear`, `longrope`, or `factors` for a tensor of factors
+    (None without).
+    """
     rope_factors: tuple[float, ...] | None
-    """Divisors of the rotary frequencies, one for two dimensions of a head (None if there is no such tensor)."""
+    """Divisors of the rotary frequencies, one for two dimensions of a head (None if there is no
+    such tensor).
+    """
 
     def __str__(self) -> str:
         return f"{self.architecture}, {self.parameters:,} parameters in {self.stored}"
 
 
 def need_to_convert(what: str, packages: Sequence[str] = ("gguf", "torch", "transformers")) -> None:
-    """Raise `ModelError`, with the command that installs it, where a package for a conversion is missing."""
+    """Raise `ModelError`, with the command that installs it, where a package for a conversion is
+    missing.
+    """
     for package in packages:
         if find_spec(package) is None:
             raise ModelError(f"{what} needs the package {package}.", f"Run `{to_install('gguf')}`.")
@@ -65,8 +75,8 @@ def read_facts(file: Path) -> GgufFacts:
         return _facts(file, HeadReader(file))
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise ModelError(
-            f"The GGUF file {file} is cut short or damaged: its {file.stat().st_size:,} bytes do not hold what its head"
-            f" names ({' '.join(str(error).split())[:200]}).",
+            f"The GGUF file {file} is cut short or damaged: its {file.stat().st_size:,} bytes do"
+            f" not hold what its head names ({' '.join(str(error).split())[:200]}).",
             "Download it again.",
         ) from error
 
@@ -74,7 +84,10 @@ def read_facts(file: Path) -> GgufFacts:
 def _facts(file: Path, reader: HeadReader) -> GgufFacts:
     architecture = reader.value("general.architecture", str)
     if architecture is None:
-        raise ModelError(f"The GGUF file {file} does not name its architecture.", "Use a file with a model's weights.")
+        raise ModelError(
+            f"The GGUF file {file} does not name its architecture.",
+            "Use a file with a model's weights.",
+        )
     parts = reader.value("split.count", int) or 1
     if parts > 1:
         raise ModelError(
@@ -87,7 +100,8 @@ def _facts(file: Path, reader: HeadReader) -> GgufFacts:
         elements[tensor.tensor_type.name] += int(tensor.n_elements)
     scaling = reader.value(f"{architecture}.rope.scaling.type", str)
     splits_like = reader.value("tokenizer.ggml.pre", str) or ""
-    ropes = [name for name in tensors if name.startswith("rope_f")]  # rope_freqs, rope_factors_long, ..._short
+    # rope_freqs, rope_factors_long, ..._short
+    ropes = [name for name in tensors if name.startswith("rope_f")]
     freqs = tensors.get("rope_freqs.weight")
     return GgufFacts(
         architecture=architecture,
@@ -106,12 +120,17 @@ def _facts(file: Path, reader: HeadReader) -> GgufFacts:
 def check_is_gguf(file: Path) -> None:
     """Raise `ModelError` where `file` is missing or begins with other bytes than GGUF."""
     if not file.is_file():
-        raise ModelError(f"There is no GGUF file {str(file)!r}.", "Write gguf:FILE with the path of a .gguf file.")
+        raise ModelError(
+            f"There is no GGUF file {str(file)!r}.",
+            "Write gguf:FILE with the path of a .gguf file.",
+        )
     try:
         with file.open("rb") as opened:
             magic = opened.read(len(_MAGIC))
     except OSError as error:
-        raise ModelError(f"The GGUF file {file} cannot be read: {error}.", "Check its permissions.") from error
+        raise ModelError(
+            f"The GGUF file {file} cannot be read: {error}.", "Check its permissions."
+        ) from error
     if magic != _MAGIC:
         raise ModelError(
             f"{str(file)!r} is not a GGUF file: it does not begin with {_MAGIC.decode()}.",

@@ -1,7 +1,8 @@
 """Reader of a GGUF file's head for a file that may be damaged, or made to do harm.
 
-The reader of the package `gguf` takes lengths on trust: it goes on beyond the end of the file, and keeps an object for
-each item of an array. Here an array is passed over, and nothing is read beyond the end.
+The reader of the package `gguf` takes lengths on trust: it goes on beyond the end of the file, and
+keeps an object for each item of an array. Here an array is passed over, and nothing is read beyond
+the end.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from gguf import GGUFReader, GGUFValueType
 __all__ = ["HeadReader"]
 
 _MOST_ITEMS = 1 << 22
-"""Most items in all arrays. Conversion keeps about a kilobyte for each. The largest vocabularies need a third."""
+"""In all arrays together: the conversion keeps about a kilobyte for each. The largest vocabularies
+need a third.
+"""
 
 Value = TypeVar("Value", str, int)
 
 
 class HeadReader(GGUFReader):
-    """Single values and tensors of a GGUF file. Raises `ValueError` and its like for a damaged one."""
+    """Single values and tensors of a GGUF file.
+    Raises `ValueError` and its like for a damaged one.
+    """
 
     _items = 0
 
     def value(self, key: str, kind: type[Value]) -> Value | None:
-        """Value of a key (None if the file has none). Raises `ValueError` where it is of another kind."""
+        """Value of a key (None if the file has none). Raises `ValueError` where it is of another
+        kind.
+        """
         field = self.get_field(key)
         if field is None:
             return None
         value = None if field.types[0] == GGUFValueType.ARRAY else field.contents()
         if type(value) is not kind:
-            raise ValueError(f"{key} is {'an array' if value is None else repr(value)}, not of type {kind.__name__}")
+            raise ValueError(
+                f"{key} is {'an array' if value is None else repr(value)}, not of type"
+                f" {kind.__name__}"
+            )
         return value
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
@@ -40,7 +50,9 @@ class HeadReader(GGUFReader):
             raise ValueError(f"it ends before byte {offset + int(count):,}")
         return found
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         kind = GGUFValueType(self._get(orig_offs, np.uint32)[0])

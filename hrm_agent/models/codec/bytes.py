@@ -1,7 +1,9 @@
-"""A codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the conversation.
+"""A codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the
+conversation.
 
-For tests and for scripted policies. Text is bytes and the frame is made of tokens that no byte can spell, so that
-nothing has to be guarded. The layout is ChatML's: tools stand in the system turn, tool results in a user turn.
+For tests and for scripted policies. Text is bytes and the frame is made of tokens that no byte can
+spell, so that nothing has to be guarded. The layout is ChatML's: tools stand in the system turn,
+tool results in a user turn.
 """
 
 from __future__ import annotations
@@ -43,9 +45,15 @@ class ByteCodec:
     vocab_size = 260
     """256 bytes and the tokens of the frame."""
 
-    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def encode(
+        self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""
-        offered = [_START, *_bytes(f"system\n{json.dumps(list(tools))}"), _END, *_bytes("\n")] if tools else []
+        offered = (
+            [_START, *_bytes(f"system\n{json.dumps(list(tools))}"), _END, *_bytes("\n")]
+            if tools
+            else []
+        )
         return [*offered, *(i for message in messages for i in _turn(message)), *_header()]
 
     def extend(
@@ -56,7 +64,9 @@ class ByteCodec:
         ended_by: int | None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
-        """The tokens to insert after the sampled tokens of `messages[answered]`; earlier turns are never rewritten."""
+        """The tokens to insert after the sampled tokens of `messages[answered]`; earlier turns are
+        never rewritten.
+        """
         del tools
         following = (i for message in messages[answered + 1 :] for i in _turn(message))
         return [*([_END] if ended_by is None else []), *_bytes("\n"), *following, *_header()]
@@ -65,7 +75,9 @@ class ByteCodec:
         """Token ids of a written answer, with its end of turn."""
         return [*_bytes(text), _END]
 
-    def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def encode_turn(
+        self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of the last message, which is an answer, with its end of turn."""
         del tools
         return self.encode_answer(_answer(cast("AIMessage", messages[-1])))
@@ -75,7 +87,9 @@ class ByteCodec:
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.control_token_ids else token_ids
         return b"".join(_SPELLING.get(i) or bytes((i,)) for i in ids).decode(errors="replace")
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+    def parse(
+        self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
+    ) -> ParsedTurn:
         """Content and tool calls of an answer's text."""
         del tools, thinks
         return parse_turn(text)
@@ -102,7 +116,9 @@ def _turn(message: BaseMessage) -> list[int]:
 
 
 def _answer(message: AIMessage) -> str:
-    return answer_text(message) + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
+    return answer_text(message) + "".join(
+        tool_call_text(call["name"], call["args"]) for call in message.tool_calls
+    )
 
 
 def _header() -> list[int]:

@@ -2,18 +2,21 @@
 
 Three rules, each of which a peer breaks:
 
-* *Token in, token out.* After an answer the prompt is never rendered again from text: `extend` encodes only what the
-  template puts after the answer's turn, and the sampled tokens stay as they were sampled. Where the template does not
-  leave the earlier turns alone (it strips the reasoning of past turns, say), `TemplateMismatch` says so.
+* *Token in, token out.* After an answer the prompt is never rendered again from text: `extend`
+  encodes only what the template puts after the answer's turn, and the sampled tokens stay as they
+  were sampled. Where the template does not leave the earlier turns alone (it strips the reasoning
+  of past turns, say), `TemplateMismatch` says so.
 * *Text is text.* Spellings of added tokens inside a message are encoded as plain text
-  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens and the marks around
-  thoughts are guarded: its other tags are tags.
-* *A turn ends as the template has it.* The tokens are found by rendering answers and looking at what follows them
-  (`hrm_agent.models.codec.dialect`), since the tokenizer's `eos_token` is not always the one that the template writes.
+  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens and the
+  marks around thoughts are guarded: its other tags are tags.
+* *A turn ends as the template has it.* The tokens are found by rendering answers and looking at
+  what follows them (`hrm_agent.models.codec.dialect`), since the tokenizer's `eos_token` is not
+  always the one that the template writes.
 
-Encoding is cut into turns, and the ids of a turn are cached: in a rollout the same system turn is encoded for every
-sample. Limits: byte-level and other tokenizers of the `tokenizers` library only; added tokens made of white space are
-not guarded (they are part of ordinary text in some vocabularies).
+Encoding is cut into turns, and the ids of a turn are cached: in a rollout the same system turn is
+encoded for every sample. Limits: byte-level and other tokenizers of the `tokenizers` library only;
+added tokens made of white space are not guarded (they are part of ordinary text in some
+vocabularies).
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class ChatTemplateCodec:
     without_thoughts: tuple[int, ...]
     """Ids of what closes thoughts that the prompt opened, or opens the channel of words."""
     control_token_ids: frozenset[int]
-    """Ids of the special tokens, but for those that stand inside of answers: marks of calls and thoughts."""
+    """Ids of the special tokens, but for those that stand inside of answers: marks of calls and
+    thoughts.
+    """
     dialect: Dialect
     """Way of speaking to the template."""
     speech: Speech | None = None
@@ -86,22 +91,33 @@ class ChatTemplateCodec:
     """Writer of the conversations, in a few words."""
 
     def __init__(
-        self, tokenizer: Any, *, tools: str | None = None, keep_thoughts: bool = False, ends: Iterable[int] = ()
+        self,
+        tokenizer: Any,
+        *,
+        tools: str | None = None,
+        keep_thoughts: bool = False,
+        ends: Iterable[int] = (),
     ) -> None:
-        """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers` library.
+        """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers`
+        library.
 
-        `tools`: name of the form of calls (None: it is found). `keep_thoughts`: thoughts of earlier turns stay where
-        the template would drop them. `ends`: further tokens that end an answer, as the model's configuration has them.
+        `tools`: name of the form of calls (None: it is found). `keep_thoughts`: thoughts of earlier
+        turns stay where the template would drop them. `ends`: further tokens that end an answer, as
+        the model's configuration has them.
         """
         self.tokenizer = tokenizer
         self.keep_thoughts = keep_thoughts
         self._asked = tools, keep_thoughts, tuple(ends)
         self._encoder = own_encoder(tokenizer)
         self._plain_encoder = plain_encoder(self._encoder)
-        self._rendered = BoundedMap[str, tuple[str, str]](_REMEMBERED, _weight, _REMEMBERED_CHARACTERS)
+        self._rendered = BoundedMap[str, tuple[str, str]](
+            _REMEMBERED, _weight, _REMEMBERED_CHARACTERS
+        )
         self._offered = BoundedMap[str, list[Any]](_REMEMBERED // 64)
         self._lock = threading.Lock()
-        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map) | (KEEPING if keep_thoughts else {})
+        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map) | (
+            KEEPING if keep_thoughts else {}
+        )
         added = self._encoder.get_added_tokens_decoder()
         self._added_ids = frozenset(i for i, token in added.items() if token.content.strip())
         special = frozenset(i for i, token in added.items() if token.special) | frozenset(
@@ -122,7 +138,9 @@ class ChatTemplateCodec:
         """Pickled form: tokenizer, options, and the result of the test."""
         return _rebuilt, (type(self), self.tokenizer, *self._asked), {"speech": self.speech}
 
-    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def encode(
+        self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""
         return self._ids(self._arranged(self._turns(messages), self._guarded_tools(tools)))
 
@@ -134,7 +152,9 @@ class ChatTemplateCodec:
         ended_by: int | None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
-        """The tokens to insert after the sampled tokens of `messages[answered]`; see `Codec.extend`."""
+        """The tokens to insert after the sampled tokens of `messages[answered]`; see
+        `Codec.extend`.
+        """
         turns = self._turns(messages)
         offered = self._guarded_tools(tools)
         answer = cast("AIMessage", messages[answered])
@@ -146,20 +166,28 @@ class ChatTemplateCodec:
             rest = self._what_follows_without_thoughts(turns, answered, offered)
         inserted = self._ids(rest)
         if not inserted or inserted[0] not in self._special:
-            raise TemplateMismatch("the tokenizer does not keep the end of the turn apart from what follows")
+            raise TemplateMismatch(
+                "the tokenizer does not keep the end of the turn apart from what follows"
+            )
         closed = ended_by is not None and (inserted[0] == ended_by or inserted[0] in self._closing)
         return inserted[1:] if closed else inserted
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer as the model writes it: its tags become tags, what ends a turn stays text; with the
-        end of the turn.
+        """Token ids of an answer as the model writes it: its tags become tags, what ends a turn
+        stays text; with the end of the turn.
         """
-        called = self.dialect.call != self.dialect.answer and bool(self._read_calls(text, self._any_tool))
+        called = self.dialect.call != self.dialect.answer and bool(
+            self._read_calls(text, self._any_tool)
+        )
         end = self._ids_of[self.dialect.call.text] if called else self.end_of_turn
         return [*self._ids(self._guard.text(text, self._ends_pattern)), end]
 
-    def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Token ids of the last message as the template writes it, with its end; see `Codec.encode_turn`."""
+    def encode_turn(
+        self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """Token ids of the last message as the template writes it, with its end; see
+        `Codec.encode_turn`.
+        """
         turns = self._turns(messages)
         offered = self._guarded_tools(tools)
         message = cast("AIMessage", messages[-1])
@@ -169,9 +197,14 @@ class ChatTemplateCodec:
         end = ending.place(own, len(seen))
         ids: list[int] = []
         words = bool(self.dialect.form.words) or not message.tool_calls
-        if own.startswith(seen) and end >= len(seen) and self._holds(own[len(seen) : end], message, words=words):
+        if (
+            own.startswith(seen)
+            and end >= len(seen)
+            and self._holds(own[len(seen) : end], message, words=words)
+        ):
             ids = self._ids(own[len(seen) : end])
-        if not ids or not self.control_token_ids.isdisjoint(ids):  # it writes more than the answer there
+        # it writes more than the answer there
+        if not ids or not self.control_token_ids.isdisjoint(ids):
             ids = self._ids(self._written(message))
         return [*ids, self._ids_of[ending.text]]
 
@@ -189,7 +222,9 @@ class ChatTemplateCodec:
             ids.pop()
         return ids
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+    def parse(
+        self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
+    ) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
         form = self.dialect.form
         thoughts = self.dialect.thoughts
@@ -213,7 +248,9 @@ class ChatTemplateCodec:
         ends = list(accumulate(len(pieces.push(token)) for token in self._unended(token_ids)))
 
         def tokens_of(end: int) -> int:
-            """Number of tokens that cover the first `end` characters. A partly covered token counts."""
+            """Number of tokens that hold the first characters of the text; a token that holds more
+            counts whole.
+            """
             if end in (0, len(text)):
                 return len(ends) if end else 0
             return bisect_left(ends, end) + 1
@@ -233,12 +270,16 @@ class ChatTemplateCodec:
         """Dialect of the template. Raises `ModelError` if the template is missing or unusable."""
         return discover(self._render, controls, self._source(), tools)
 
-    def _name_tokens(self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]) -> None:
+    def _name_tokens(
+        self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]
+    ) -> None:
         dialect = self.dialect
         thoughts = dialect.thoughts
         frame = f"{thoughts.open}{thoughts.close}" if thoughts is not None else ""
         inside = {
-            i for i in special if (s := spellings.get(i)) is not None and (s in dialect.form.inside or s in frame)
+            i
+            for i in special
+            if (s := spellings.get(i)) is not None and (s in dialect.form.inside or s in frame)
         }
         self._ids_of = {spelling: i for i, spelling in spellings.items()}
         self.end_of_turn = self._ids_of[dialect.answer.text]
@@ -259,14 +300,22 @@ class ChatTemplateCodec:
         opened = thoughts is not None and thoughts.opened
         form = dialect.form
         pair = (thoughts.open, thoughts.close) if thoughts is not None and not form.header else None
-        self._hidden = Hidden(form.marks, form.opening, pair, opened and not form.header, form.header, form.shown_after)
+        self._hidden = Hidden(
+            form.marks,
+            form.opening,
+            pair,
+            opened and not form.header,
+            form.header,
+            form.shown_after,
+        )
 
     def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
         normalizer = self._encoder.normalizer
         thoughts = self.dialect.thoughts
         frame = [] if thoughts is None else [thoughts.open, thoughts.close]
         self._guard = ControlTokenGuard(
-            {*spellings.values(), *frame}, normalizer.normalize_str if normalizer is not None else None
+            {*spellings.values(), *frame},
+            normalizer.normalize_str if normalizer is not None else None,
         )
         self._tags = self._guard.pattern({*spellings.values(), *frame})
         own = self._guard.pattern({*controls, *frame})
@@ -281,26 +330,38 @@ class ChatTemplateCodec:
 
     # what follows an answer
 
-    def _what_follows(self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage) -> str:
-        """The text from the end of the answered turn on, if the template leaves what the policy saw and wrote."""
+    def _what_follows(
+        self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage
+    ) -> str:
+        """The text from the end of the answered turn on, if the template leaves what the policy saw
+        and wrote.
+        """
         seen = self._arranged(turns[:answered], offered)
         full = self._arranged(turns, offered)
         if not full.startswith(seen):
-            raise TemplateMismatch("the chat template renders the turns before the answer differently")
+            raise TemplateMismatch(
+                "the chat template renders the turns before the answer differently"
+            )
         ending = self._ending(turns[answered])
         end = -1 if ending.next_role else full.find(ending.text, len(seen))
         if end < 0 or (ending.text != ending.later and not turns[answered].get("tool_calls")):
             own = self._arranged(turns[: answered + 1], offered, header=False)
             end = ending.place(own, len(seen))
             if end < 0 or not full.startswith(own[:end]):
-                raise TemplateMismatch("the chat template does not write the end of the answered turn")
+                raise TemplateMismatch(
+                    "the chat template does not write the end of the answered turn"
+                )
         words = self.dialect.shape.words or not turns[answered].get("tool_calls")
         if not self._holds(full[len(seen) : end], answer, words=words):
             raise TemplateMismatch("the chat template does not keep the text of the answered turn")
         return ending.following(full, end)
 
-    def _what_follows_without_thoughts(self, turns: list[Any], answered: int, offered: list[Any] | None) -> str:
-        """The same where the template drops thoughts that are to stay: it is shown the conversation without any."""
+    def _what_follows_without_thoughts(
+        self, turns: list[Any], answered: int, offered: list[Any] | None
+    ) -> str:
+        """The same where the template drops thoughts that are to stay: it is shown the conversation
+        without any.
+        """
         bare = [self._without_thoughts(turn) for turn in turns]
         stand_in = _STAND_IN
         while stand_in in self._arranged(bare, offered):  # somebody wrote it
@@ -309,7 +370,9 @@ class ChatTemplateCodec:
         before, found, after = self._arranged(bare, offered).partition(stand_in)
         earlier = self._arranged(bare[:answered], offered, header=False)
         if not self._without_frames(before).startswith(self._without_frames(earlier)):
-            raise TemplateMismatch("the chat template renders the turns before the answer differently")
+            raise TemplateMismatch(
+                "the chat template renders the turns before the answer differently"
+            )
         ending = self._ending(bare[answered])
         own = self._arranged(bare[: answered + 1], offered, header=False).partition(stand_in)[2]
         end = ending.place(own)
@@ -327,7 +390,9 @@ class ChatTemplateCodec:
         return bare
 
     def _without_frames(self, rendered: str) -> str:
-        """Text without white space and marks of thoughts. A template may add empty thoughts to some turns."""
+        """Text without white space and the marks of thoughts: a template may write empty thoughts
+        into some turns.
+        """
         thoughts = self.dialect.thoughts
         if thoughts is None or self.dialect.form.header:  # marks that are headers of messages
             return _squeezed(rendered)
@@ -341,22 +406,29 @@ class ChatTemplateCodec:
         called = bool(answer.tool_calls or invalid_tool_calls(answer))
         if not called or not all(isinstance(message, ToolMessage) for message in following):
             return False
-        if not turn.get("tool_calls"):  # the template has no place for the call: it could not be read, say
+        # the template has no place for the call: it could not be read, say
+        if not turn.get("tool_calls"):
             return True
         if thoughts is None:
             return False
         if thoughts.field is None and not thoughts.in_content:  # it has no place for thoughts
             return True
-        return thoughts.opened and not (reasoning_of(answer) or "").strip()  # it drops no more than empty ones
+        # it drops no more than empty ones
+        return thoughts.opened and not (reasoning_of(answer) or "").strip()
 
     def _ending(self, turn: Any) -> Ending:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
 
     def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
-        """True if the rendered text contains the answer's thoughts, and its words if `words` is set."""
+        """True if the words (where they are wanted) and thoughts of an answer stand in what the
+        template wrote.
+        """
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed(self._unguarded(rendered))
-        wanted = (_squeezed(without_surrogates(text)) for text in (content if words else "", reasoning or ""))
+        wanted = (
+            _squeezed(without_surrogates(text))
+            for text in (content if words else "", reasoning or "")
+        )
         return all(text in written for text in wanted)
 
     def _unguarded(self, rendered: str) -> str:
@@ -369,7 +441,10 @@ class ChatTemplateCodec:
         guard = self._guard
         reasoning, content = thoughts_and_content(message, self.dialect)
         text = guard.text(content, self._ends_pattern)
-        calls = [guard.tree({"name": c["name"], "args": c["args"]}, self._tags) for c in message.tool_calls]
+        calls = [
+            guard.tree({"name": c["name"], "args": c["args"]}, self._tags)
+            for c in message.tool_calls
+        ]
         if calls:
             text = (form.words.replace("{}", text) if text.strip() else "") + form.write(calls)
         if thoughts is None:
@@ -382,7 +457,9 @@ class ChatTemplateCodec:
         if reasoning is None and not thoughts.opened:
             return text
         written = thoughts.written(thought, text)
-        return written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
+        return (
+            written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
+        )
 
     def _before_words(self) -> str:
         """Text between the header of a prompt and the words of an answer without thoughts."""
@@ -395,7 +472,9 @@ class ChatTemplateCodec:
         parsed = self.parse(text, tools)
         return bool(parsed.tool_calls or parsed.invalid_tool_calls)
 
-    _any_tool: Sequence[dict[str, Any]] = ({"type": "function", "function": {"name": "", "parameters": {}}},)
+    _any_tool: Sequence[dict[str, Any]] = (
+        {"type": "function", "function": {"name": "", "parameters": {}}},
+    )
 
     # text to ids
 
@@ -411,15 +490,25 @@ class ChatTemplateCodec:
     def _encode_turn(self, rendered: str) -> tuple[int, ...]:
         ids: list[int] = []
         for text, guarded in self._guard.split(rendered):
-            ids.extend(self._plain_ids(text) if guarded else self._encoder.encode(text, add_special_tokens=False).ids)
+            ids.extend(
+                self._plain_ids(text)
+                if guarded
+                else self._encoder.encode(text, add_special_tokens=False).ids
+            )
         return tuple(ids)
 
     def _encode_plainly(self, text: str) -> tuple[int, ...]:
-        """Ids of a guarded spelling; character by character where the vocabulary itself holds the spelling."""
+        """Ids of a guarded spelling; character by character where the vocabulary itself holds the
+        spelling.
+        """
         ids = self._plain_encoder.encode(text, add_special_tokens=False).ids
         if self._added_ids.isdisjoint(ids):
             return tuple(ids)
-        spelled = [i for char in text for i in self._plain_encoder.encode(char, add_special_tokens=False).ids]
+        spelled = [
+            i
+            for char in text
+            for i in self._plain_encoder.encode(char, add_special_tokens=False).ids
+        ]
         return tuple(i for i in spelled if i not in self._added_ids)
 
     # messages to text
@@ -427,9 +516,12 @@ class ChatTemplateCodec:
     def _arranged(self, turns: list[Any], offered: list[Any] | None, *, header: bool = True) -> str:
         return self._render(*self._arranging.arranged(turns, offered), header=header)
 
-    def _render(self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True) -> str:
-        """The conversation as text. What was rendered lately is remembered: the siblings of a group begin alike, and a
-        turn needs the text of the turn before. A template that reads a clock is rendered each time.
+    def _render(
+        self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True
+    ) -> str:
+        """The conversation as text. What was rendered lately is remembered: the siblings of a group
+        begin alike, and a turn needs the text of the turn before. A template that reads a clock is
+        rendered each time.
         """
         template = self._template(tools)
         if "strftime_now" in template:
@@ -444,23 +536,36 @@ class ChatTemplateCodec:
             self._rendered[key] = (template, rendered)
         return rendered
 
-    def _render_afresh(self, template: str, dicts: list[dict[str, Any]], tools: list[Any] | None, header: bool) -> str:
+    def _render_afresh(
+        self, template: str, dicts: list[dict[str, Any]], tools: list[Any] | None, header: bool
+    ) -> str:
         try:
             rendered, _ = _templates.render_jinja_template(
-                [dicts], tools=tools, chat_template=template, add_generation_prompt=header, **self._variables
+                [dicts],
+                tools=tools,
+                chat_template=template,
+                add_generation_prompt=header,
+                **self._variables,
             )
         except MemoryError:
             raise
         except TemplateSyntaxError as error:
             raise ModelError(
-                f"The chat template of {self._named} cannot be read: line {error.lineno}: {error.message}.",
+                f"The chat template of {self._named} cannot be read: line {error.lineno}:"
+                f" {error.message}.",
                 "Mend the template, or name another by ?template=FILE.",
             ) from error
-        except Exception as error:  # a template is a program: what it does with an argument may raise anything
-            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        # a template is a program: what it does with an argument may raise anything
+        except Exception as error:
+            said = (
+                str(error)
+                if isinstance(error, TemplateError)
+                else f"{type(error).__name__}: {error}"
+            )
             raise TemplateRefusalError(
                 f"The chat template of {self._named} refuses the conversation: {said.rstrip('.')}.",
-                "What it takes, the template says: the order of roles, how many calls an answer may have, and such.",
+                "What it takes, the template says: the order of roles, how many calls an answer may"
+                " have, and such.",
             ) from error
         return rendered[0]
 
@@ -495,10 +600,14 @@ class ChatTemplateCodec:
         """Raise `ModelError` where tools that are offered would be silently wrong."""
         for fault in faults:
             if fault.about_tools:
-                raise ModelError(f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint)
+                raise ModelError(
+                    f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint
+                )
 
     def _source(self) -> str:
-        """All that the tokenizer has of templates, as one text. Raises `ModelError` where it has none."""
+        """All that the tokenizer has of templates, as one text. Raises `ModelError` where it has
+        none.
+        """
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise no_template(self.tokenizer.name_or_path)
@@ -509,11 +618,14 @@ def no_template(name: str) -> ModelError:
     """The error for a tokenizer that has no chat template."""
     return ModelError(
         f"The tokenizer of {name!r} has no chat template, so that it cannot encode a conversation.",
-        "Use an instruction-tuned model, name a template by ?template=FILE, or put chat_template.jinja beside it.",
+        "Use an instruction-tuned model, name a template by ?template=FILE, or put"
+        " chat_template.jinja beside it.",
     )
 
 
-def _rebuilt(kind: type[ChatTemplateCodec], tokenizer: Any, tools: str | None, keep: bool, ends: Any) -> Any:
+def _rebuilt(
+    kind: type[ChatTemplateCodec], tokenizer: Any, tools: str | None, keep: bool, ends: Any
+) -> Any:
     return kind(tokenizer, tools=tools, keep_thoughts=keep, ends=ends)
 
 

@@ -1,13 +1,14 @@
 """A guard by which text inside a message never becomes a control token.
 
-A chat template joins the texts of messages with control tokens into one string, and a tokenizer finds the control
-tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and a prompt that contains
-`<tool_response>` would forge a tool's result. A `ControlTokenGuard` closes this hole before the template runs: each
-occurrence of such a spelling is swapped for one private-use character, the template renders around it, and afterwards
-the rendered string is split at these characters, so that the original spelling is encoded as plain text.
+A chat template joins the texts of messages with control tokens into one string, and a tokenizer
+finds the control tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and
+a prompt that contains `<tool_response>` would forge a tool's result. A `ControlTokenGuard` closes
+this hole before the template runs: each occurrence of such a spelling is swapped for one
+private-use character, the template renders around it, and afterwards the rendered string is split
+at these characters, so that the original spelling is encoded as plain text.
 
-Private-use characters that were in the text already are escaped in the same way, so nobody can smuggle a placeholder
-in.
+Private-use characters that were in the text already are escaped in the same way, so nobody can
+smuggle a placeholder in.
 """
 
 from __future__ import annotations
@@ -27,20 +28,30 @@ _LIMIT = 0xFFFD - 1
 class ControlTokenGuard:
     """Swaps spellings for placeholders, and splits a rendered string at the placeholders."""
 
-    def __init__(self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
-        """`normalize`: the tokenizer's change of text before it looks for added tokens (None: it makes none)."""
+    def __init__(
+        self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None
+    ) -> None:
+        """`normalize`: the tokenizer's change of text before it looks for added tokens (None: it
+        makes none).
+        """
         self._spellings = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
         if len(self._spellings) > _LIMIT:
-            raise ValueError(f"{len(self._spellings)} added tokens; at most {_LIMIT} can be guarded")
+            raise ValueError(
+                f"{len(self._spellings)} added tokens; at most {_LIMIT} can be guarded"
+            )
         self._normalize = normalize
-        self._placeholder = {spelling: chr(_FIRST + i) for i, spelling in enumerate(self._spellings)}
+        self._placeholder = {
+            spelling: chr(_FIRST + i) for i, spelling in enumerate(self._spellings)
+        }
         self._escape = chr(_FIRST + len(self._spellings))
         reserved = f"[{chr(_FIRST)}-{self._escape}]"
         self._reserved = re.compile(reserved)
         self._split = re.compile(f"({self._escape}{reserved}|{reserved})")
 
     def pattern(self, spellings: Iterable[str]) -> re.Pattern[str]:
-        """Pattern of all that is swapped to guard these spellings, which have to be among the guard's own."""
+        """Pattern of all that is swapped to guard these spellings, which have to be among the
+        guard's own.
+        """
         known = set(spellings)
         longest_first = [re.escape(spelling) for spelling in self._spellings if spelling in known]
         return re.compile("|".join([*longest_first, self._reserved.pattern]))
@@ -64,7 +75,9 @@ class ControlTokenGuard:
         return value
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The pieces of a rendered string: (text, whether it was guarded). Empty pieces are left out."""
+        """The pieces of a rendered string: (text, whether it was guarded). Empty pieces are left
+        out.
+        """
         for index, piece in enumerate(self._split.split(rendered)):
             if index % 2:
                 yield self._original(piece), True
@@ -81,7 +94,9 @@ class ControlTokenGuard:
         return self._spellings[ord(placeholder) - _FIRST]
 
     def _revealed(self, text: str, pattern: re.Pattern[str]) -> str:
-        """The normalised text where normalising brings a spelling to light (U+212A for K, say), else `text`."""
+        """The normalised text where normalising brings a spelling to light (U+212A for K, say),
+        else `text`.
+        """
         assert self._normalize is not None
         normalized = self._normalize(text)
         same = len(pattern.findall(text)) == len(pattern.findall(normalized))

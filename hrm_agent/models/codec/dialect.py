@@ -1,8 +1,10 @@
-"""Dialects: how chat templates are spoken to, found by rendering probes and never by a model's name.
+"""Dialects: how chat templates are spoken to, found by rendering probes and never by a model's
+name.
 
-A template is a program, and what it does with tools, calls, results, system turns and thoughts shows in what it
-writes. Where it knows of no tools, or writes calls that nobody can read, tools are offered by a text in the system
-turn (the *prompted* form): calls are asked for in Hermes' form, results come in the role that the template has.
+A template is a program, and what it does with tools, calls, results, system turns and thoughts
+shows in what it writes. Where it knows of no tools, or writes calls that nobody can read, tools are
+offered by a text in the system turn (the *prompted* form): calls are asked for in Hermes' form,
+results come in the role that the template has.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from hrm_agent.models.codec.thoughts import Thoughts
 __all__ = ["PROBE_CALL", "PROBE_TOOL", "Dialect", "Ending", "Render", "Shape", "alike", "discover"]
 
 Render = Callable[..., str]
-"""`render(messages, tools, header=True)`: the text that a template writes. Raises `TemplateRefusalError`."""
+"""`render(messages, tools, header=True)`: the text that a template writes. Raises
+`TemplateRefusalError`.
+"""
 Turn = dict[str, Any]
 
 PROBE_TOOL: dict[str, Any] = {
@@ -85,7 +89,13 @@ class Shape:
     @property
     def plain(self) -> bool:
         """Messages go to the template one by one as they are."""
-        return not self.prompted and self.system and self.results and self.orphans and not self.alternates
+        return (
+            not self.prompted
+            and self.system
+            and self.results
+            and self.orphans
+            and not self.alternates
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +138,14 @@ class Dialect:
         return self.call if calls else self.answer
 
 
-def discover(render: Render, controls: Sequence[str], source: str, tools: str | CallForm | None = None) -> Dialect:
+def discover(
+    render: Render, controls: Sequence[str], source: str, tools: str | CallForm | None = None
+) -> Dialect:
     """Find out how to speak to a template.
 
-    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of calls, or its name
-    (None: it is found). Raises `ModelError` where no answer has an end, or where the form that was named is not the one
-    that the template writes.
+    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of
+    calls, or its name (None: it is found). Raises `ModelError` where no answer has an end, or where
+    the form that was named is not the one that the template writes.
     """
     found = _Probing(render, sorted(controls, key=len, reverse=True), source)
     answer = found.end_of_answer()
@@ -154,8 +166,12 @@ class _Probing:
         self._render = render
         self._controls = controls
         self._source = source
-        self._system = self._holds([_turn("system", _SYSTEM), _turn("user", _QUESTION)], _SYSTEM, _QUESTION)
-        self._alternates = not self._holds([_turn("user", _QUESTION), _turn("user", _MORE)], _QUESTION, _MORE)
+        self._system = self._holds(
+            [_turn("system", _SYSTEM), _turn("user", _QUESTION)], _SYSTEM, _QUESTION
+        )
+        self._alternates = not self._holds(
+            [_turn("user", _QUESTION), _turn("user", _MORE)], _QUESTION, _MORE
+        )
         self.base = render([_turn("user", _QUESTION)], None)
 
     def end_of_answer(self) -> Ending:
@@ -168,27 +184,36 @@ class _Probing:
             return Ending(later, next_role=True, later=later)
         raise ModelError(
             "The chat template writes no control token after an answer, so its turns have no end.",
-            "Use a chat template that closes turns with a special token, as ChatML does with <|im_end|>: "
-            "?template=FILE names one.",
+            "Use a chat template that closes turns with a special token, as ChatML does with"
+            " <|im_end|>: ?template=FILE names one.",
         )
 
     def thoughts(self) -> Thoughts | None:
         for field in _FIELDS:
-            own = self._try([_turn("user", _QUESTION), _turn("assistant", _ANSWER, **{field: _THOUGHT})], header=False)
+            own = self._try(
+                [_turn("user", _QUESTION), _turn("assistant", _ANSWER, **{field: _THOUGHT})],
+                header=False,
+            )
             before, thought, after = own.partition(_THOUGHT)
             close = after.partition(_ANSWER)[0].strip()
             if thought and _ANSWER in after and close:
                 begin = before[alike(before, self.base) :].strip()
                 if begin:
-                    return Thoughts(_tag(begin, close), close, field, closed=self.base.rstrip().endswith(close))
+                    return Thoughts(
+                        _tag(begin, close), close, field, closed=self.base.rstrip().endswith(close)
+                    )
                 open_, closed, _ = self._last_line().partition(close)
-                return Thoughts(_tag(open_.strip(), close), close, field, opened=not closed, closed=bool(closed))
+                return Thoughts(
+                    _tag(open_.strip(), close), close, field, opened=not closed, closed=bool(closed)
+                )
         begun = self.base.rstrip()
         known = (pair for pair in _PAIRS if pair[1] in self._source or begun.endswith(pair[0]))
         return next((self._known_thoughts(*pair) for pair in known), None)
 
     def _known_thoughts(self, begin: str, close: str) -> Thoughts:
-        """Thoughts of a template that reads them out of the content, or writes them before calls only."""
+        """Thoughts of a template that reads them out of the content, or writes them before calls
+        only.
+        """
         kept = Thoughts(begin, close, None, opened=self.base.rstrip().endswith(begin))
         content = kept.written(_THOUGHT, _ANSWER)
         own = self._try([_turn("user", _QUESTION), _turn("assistant", content)], header=False)
@@ -196,12 +221,16 @@ class _Probing:
             return replace(kept, in_content=True)
         for field in _FIELDS:
             called = {**_called(Shape()), field: _THOUGHT}
-            if _THOUGHT in self._try([_turn("user", _QUESTION), called], [PROBE_TOOL], header=False):
+            if _THOUGHT in self._try(
+                [_turn("user", _QUESTION), called], [PROBE_TOOL], header=False
+            ):
                 return replace(kept, field=field)
         return kept
 
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """Shape for tools that the template knows (None if it knows none, or cannot continue after a result)."""
+        """The template's own way with tools (None where it has none, or none that can be gone on
+        with).
+        """
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
         if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
@@ -209,9 +238,13 @@ class _Probing:
             turns = [_turn("user", _QUESTION), _called(shape)]
             own = self._try(turns, [PROBE_TOOL], header=False)
             written = own[alike(own, told) :].rstrip()
-            unended = written.removesuffix(next((each for each in self._controls if written.endswith(each)), ""))
+            unended = written.removesuffix(
+                next((each for each in self._controls if written.endswith(each)), "")
+            )
             forms = (asked,) if asked else FORMS
-            form = next((form for form in forms if _reads(form, written) or _reads(form, unended)), None)
+            form = next(
+                (form for form in forms if _reads(form, written) or _reads(form, unended)), None
+            )
             if form is not None:
                 result = _result(shape)
                 full = self._try([*turns, result], [PROBE_TOOL])
@@ -226,7 +259,11 @@ class _Probing:
         answered = self._try([_turn("user", _QUESTION)], header=False)
         header = self.base[alike(self.base, answered) :]
         full = self._try(turns)
-        results = _RESULT in full and full.rpartition(_RESULT)[2].endswith(header) and bool(header.strip())
+        results = (
+            _RESULT in full
+            and full.rpartition(_RESULT)[2].endswith(header)
+            and bool(header.strip())
+        )
         return Shape(
             prompted=True,
             system=self._system,
@@ -239,12 +276,19 @@ class _Probing:
     def _shapes(self) -> Iterable[Shape]:
         for short in (False, True):
             for text in (False, True):
-                yield Shape(system=self._system, alternates=self._alternates, text_arguments=text, short_ids=short)
+                yield Shape(
+                    system=self._system,
+                    alternates=self._alternates,
+                    text_arguments=text,
+                    short_ids=short,
+                )
 
     def _finished(self, shape: Shape) -> Shape:
         """The shape with what is left to ask."""
         two = _called(shape, {**PROBE_CALL, "args": {"text": _MORE, "count": 4}})
-        parallel = self._holds([_turn("user", _QUESTION), two], "ARGUMENT", _MORE, tools=[PROBE_TOOL])
+        parallel = self._holds(
+            [_turn("user", _QUESTION), two], "ARGUMENT", _MORE, tools=[PROBE_TOOL]
+        )
         orphan = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _result(shape)]
         orphans = self._holds(orphan, _RESULT, tools=[PROBE_TOOL])
         both = {**_called(shape), "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
@@ -266,10 +310,14 @@ class _Probing:
         )
 
     def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """A template that tells of tools and leaves calls to the content: its tokens say which form that is."""
+        """A template that tells of tools and leaves calls to the content: its tokens say which form
+        that is.
+        """
         form = asked or (PYTHONIC if PYTHONIC.marks[0] in self._controls else None)
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
-        writes = self._holds([_turn("user", _QUESTION), _called(Shape())], "ARGUMENT", tools=[PROBE_TOOL])
+        writes = self._holds(
+            [_turn("user", _QUESTION), _called(Shape())], "ARGUMENT", tools=[PROBE_TOOL]
+        )
         if form is None or writes or not self._holds(turns, _RESULT, tools=[PROBE_TOOL]):
             return None
         shape = Shape(system=self._system, alternates=self._alternates, calls=False)
@@ -285,7 +333,11 @@ class _Probing:
 
     def _first(self, text: str, leaving: Sequence[str] = ()) -> str:
         """The first control token's spelling in a text, or nothing."""
-        found = {text.find(each): each for each in reversed(self._controls) if each in text and each not in leaving}
+        found = {
+            text.find(each): each
+            for each in reversed(self._controls)
+            if each in text and each not in leaving
+        }
         return found[min(found)] if found else ""
 
     def _last_line(self) -> str:
@@ -296,7 +348,9 @@ class _Probing:
         rendered = self._try(turns, tools)
         return all(text in rendered for text in texts)
 
-    def _try(self, turns: list[Turn], tools: list[Any] | None = None, *, header: bool = True) -> str:
+    def _try(
+        self, turns: list[Turn], tools: list[Any] | None = None, *, header: bool = True
+    ) -> str:
         """Text that the template writes (empty where it refuses)."""
         try:
             return self._render(turns, tools, header=header)
@@ -306,11 +360,16 @@ class _Probing:
 
 def alike(a: Sequence[object], b: Sequence[object]) -> int:
     """Number of characters, or tokens, with which both begin."""
-    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+    return next(
+        (i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other),
+        min(len(a), len(b)),
+    )
 
 
 def _tag(found: str, close: str) -> str:
-    """The tag that `close` closes, where what was found is a part of it, or has the end of a header before it."""
+    """The tag that `close` closes, where what was found is a part of it, or has the end of a header
+    before it.
+    """
     tag = close.replace("</", "<", 1)
     return tag if found.endswith(tag) or tag.endswith(found) else found
 

@@ -12,7 +12,8 @@ __all__ = ["own_encoder", "plain_encoder"]
 
 
 def own_encoder(tokenizer: Any) -> Tokenizer:
-    """An encoder of one's own, so that no caller's truncation or padding reaches it; the vocabulary is shared.
+    """An encoder of one's own, so that no caller's truncation or padding reaches it; the vocabulary
+    is shared.
 
     Raises `ModelError` where the tokenizer has no backend of the `tokenizers` library.
     """

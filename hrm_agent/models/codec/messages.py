@@ -45,17 +45,22 @@ def message_role(message: BaseMessage) -> str:
 
 
 def message_text(message: BaseMessage) -> str:
-    """The text of a message; of an answer, without what other providers put beside it (thinking blocks, say)."""
+    """The text of a message; of an answer, without what other providers put beside it (thinking
+    blocks, say).
+    """
     content = cast("str | list[str | dict[str, Any]]", message.content)
     if isinstance(content, str):
         return content
     others = {str(block.get("type")) for block in content if isinstance(block, dict)} - {"text"}
     if others and not isinstance(message, AIMessage):
         raise ModelError(
-            f"A {message.type} message holds content of type {', '.join(sorted(others))}; this policy reads text only.",
+            f"A {message.type} message holds content of type {', '.join(sorted(others))}; this"
+            " policy reads text only.",
             "Send text, or use a policy that reads other content.",
         )
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
+    return "".join(
+        block if isinstance(block, str) else str(block.get("text", "")) for block in content
+    )
 
 
 def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
@@ -64,7 +69,9 @@ def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
 
 
 def answer_text(message: AIMessage, form: CallForm = HERMES) -> str:
-    """Text of an answer with its undecodable calls, which no template has a place for, written out again."""
+    """Text of an answer with its undecodable calls, which no template has a place for, written out
+    again.
+    """
     before, after = form.around
     raw = [f"{before}{call['args'] or ''}{after}" for call in invalid_tool_calls(message)]
     return message_text(message) + "".join(raw)

@@ -1,4 +1,6 @@
-"""The codec of a model: its tokenizer, loaded and put to the test, and the template and form that were asked for."""
+"""The codec of a model: its tokenizer, loaded and put to the test, and the template and form that
+were asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ TEXT_PROBE = "What is 6*7?\n\tdef f(x): return x\n"
 
 
 def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> Any:
-    """The tokenizer of a folder or of a model of the hub, with the template that is asked for. Raises `ModelError`.
+    """The tokenizer of a folder or of a model of the hub, with the template that is asked for.
+    Raises `ModelError`.
 
-    A tokenizer that does not give text back is loaded once more as its file describes it: for some configurations the
-    library rebuilds another one, which loses spaces.
+    A tokenizer that does not give text back is loaded once more as its file describes it: for some
+    configurations the library rebuilds another one, which loses spaces.
     """
     try:
-        tokenizer: Any = _library.AutoTokenizer.from_pretrained(path_or_name, trust_remote_code=False)
+        tokenizer: Any = _library.AutoTokenizer.from_pretrained(
+            path_or_name, trust_remote_code=False
+        )
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The tokenizer of {path_or_name!r} cannot be loaded: {_first_line(error)}",
@@ -45,10 +50,14 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
     return tokenizer
 
 
-def open_codec(tokenizer: Any, options: CodecOptions | None = None, generation: Any = None) -> PolicyCodec:
-    """The codec over a tokenizer. `generation`: the model's `GenerationConfig`, which names further ends of answers.
+def open_codec(
+    tokenizer: Any, options: CodecOptions | None = None, generation: Any = None
+) -> PolicyCodec:
+    """The codec over a tokenizer. `generation`: the model's `GenerationConfig`, which names further
+    ends of answers.
 
-    Raises `ModelError` for a template or a renderer that cannot be used, and for a form of calls that is not its own.
+    Raises `ModelError` for a template or a renderer that cannot be used, and for a form of calls
+    that is not its own.
     """
     options = options or CodecOptions()
     asked: dict[str, Any] = {
@@ -77,7 +86,9 @@ def load_codec_of(path_or_name: str, options: CodecOptions | None = None) -> Pol
 
 
 def ends_of(generation: Any) -> tuple[int, ...]:
-    """Tokens that end an answer, as a model's generation configuration names them: one, several or none."""
+    """Tokens that end an answer, as a model's generation configuration names them: one, several or
+    none.
+    """
     named = getattr(generation, "eos_token_id", None)
     if named is None:
         return ()
@@ -85,16 +96,22 @@ def ends_of(generation: Any) -> tuple[int, ...]:
 
 
 def _of_tokenizers(path_or_name: str) -> Any:
-    """The tokenizer of the `tokenizers` library where mistral-common, which is installed, would read another one.
+    """The tokenizer of the `tokenizers` library where mistral-common, which is installed, would
+    read another one.
 
-    A model that comes with Mistral's own file alone gets the template that mistral-common writes for it.
+    A model that comes with Mistral's own file alone gets the template that mistral-common writes
+    for it.
     """
     from transformers.integrations.mistral.constants import is_tekken_vocab_filename
     from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
     found = _library.AutoTokenizer.from_pretrained(path_or_name, mistral_format=False)
     file = str(found.init_kwargs.get("vocab_file"))
-    made: Any = convert_tekken_tokenizer(file) if is_tekken_vocab_filename(file) and not found.chat_template else found
+    made: Any = (
+        convert_tekken_tokenizer(file)
+        if is_tekken_vocab_filename(file) and not found.chat_template
+        else found
+    )
     return made
 
 
@@ -104,14 +121,17 @@ def _gives_text_back(tokenizer: Any) -> bool:
 
 
 def _as_in_its_file(path_or_name: str, loaded: Any) -> Any:
-    said = loaded.decode(loaded.encode(TEXT_PROBE, add_special_tokens=False), clean_up_tokenization_spaces=False)
+    said = loaded.decode(
+        loaded.encode(TEXT_PROBE, add_special_tokens=False), clean_up_tokenization_spaces=False
+    )
     try:
         plain = _library.PreTrainedTokenizerFast.from_pretrained(path_or_name)
     except Exception:  # no such file, or none that can be read alone
         plain = None
     if plain is None or not _gives_text_back(plain):
         raise ModelError(
-            f"The tokenizer of {path_or_name!r} does not give text back: {TEXT_PROBE!r} comes back as {said!r}.",
+            f"The tokenizer of {path_or_name!r} does not give text back: {TEXT_PROBE!r} comes back"
+            f" as {said!r}.",
             "Use the tokenizer.json that the model was released with.",
         )
     return plain
@@ -122,16 +142,20 @@ def _read_template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.", "Name a file by ?template=FILE."
+            f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.",
+            "Name a file by ?template=FILE.",
         ) from error
 
 
 def _refuse_faulty(renderer: str, speech: Speech) -> None:
-    """A renderer is a choice: one that does not work with tools is refused to those who offer none, too."""
+    """A renderer is a choice: one that does not work with tools is refused to those who offer none,
+    too.
+    """
     if speech.faults:
         raise ModelError(
             f"The renderer {renderer!r} cannot be used here: {speech.faults[0].what}.",
-            "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted beside it.",
+            "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted"
+            " beside it.",
         )
 
 

@@ -1,7 +1,9 @@
-"""Tests of a codec on probe texts, run when a model is loaded: that it speaks with its model as it should.
+"""Tests of a codec on probe texts, run when a model is loaded: that it speaks with its model as it
+should.
 
-It takes some milliseconds. A tokenizer that loses text is no use at all; tools that a model would not be told of, or
-calls that would not be read, are said where tools are offered, since a conversation without tools needs neither.
+It takes some milliseconds. A tokenizer that loses text is no use at all; tools that a model would
+not be told of, or calls that would not be read, are said where tools are offered, since a
+conversation without tools needs neither.
 """
 
 from __future__ import annotations
@@ -26,12 +28,23 @@ _TEXTS = {
     "letters of other alphabets": "Größe, 漢字, кот, قط",
     "emoji": "🎉👩‍🚀",
 }
-_SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
-"""Settings of a generation configuration that change the distribution, and the values that leave it alone."""
+_SETTINGS = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+}
+"""Settings of a generation configuration that change the distribution, and the values that leave it
+alone.
+"""
 
 
 def prove(codec: Any, generation: Any = None) -> Speech:
-    """Put a codec over a chat template to the test. `generation`: the model's own `GenerationConfig`."""
+    """Put a codec over a chat template to the test. `generation`: the model's own
+    `GenerationConfig`.
+    """
     dialect = codec.dialect
     form = f"{dialect.form.name}, by {codec.written_by}"
     thoughts = dialect.thoughts
@@ -50,7 +63,12 @@ def _text_faults(codec: Any) -> list[Fault]:
     lost = [name for name, text in _TEXTS.items() if codec.decode(codec.encode_text(text)) != text]
     if not lost:
         return []
-    return [Fault(f"its tokenizer does not give back {', '.join(lost)}", "Texts with them reach the model changed.")]
+    return [
+        Fault(
+            f"its tokenizer does not give back {', '.join(lost)}",
+            "Texts with them reach the model changed.",
+        )
+    ]
 
 
 def _tool_faults(codec: Any) -> list[Fault]:
@@ -59,7 +77,9 @@ def _tool_faults(codec: Any) -> list[Fault]:
     call = {**PROBE_CALL, "id": "call-0", "type": "tool_call"}
     thoughts = codec.dialect.thoughts
     thinks = thoughts is not None and not thoughts.closed
-    answer = AIMessage("", tool_calls=[call], additional_kwargs={REASONING: "THOUGHT"} if thinks else {})
+    answer = AIMessage(
+        "", tool_calls=[call], additional_kwargs={REASONING: "THOUGHT"} if thinks else {}
+    )
     seen = [*asked, answer, ToolMessage("RESULT", tool_call_id="call-0", name=PROBE_CALL["name"])]
     sampled: list[int] = []
 
@@ -77,7 +97,13 @@ def _tool_faults(codec: Any) -> list[Fault]:
     checks: Sequence[tuple[Callable[[], bool], str]] = (
         (told, "it is not told of its tools"),
         (read, "a call in its own form is not read back"),
-        (goes_on, "the conversation does not go on after a tool's result with the earlier tokens as they were"),
+        (
+            goes_on,
+            (
+                "the conversation does not go on after a tool's result with the earlier tokens as"
+                " they were"
+            ),
+        ),
     )
     return [Fault(what, other, about_tools=True) for holds, what in checks if not _holds(holds)]
 

@@ -1,10 +1,11 @@
 """A codec over a renderer of the library `renderers`, in the place of a chat template.
 
-The library writes the conversations of some thirty families, each by code of its own. What a renderer writes is taken
-as a template's text is, and all else is `ChatTemplateCodec`'s, so that the same rules hold: text is guarded before the
-renderer sees it and cut into tokens after it, and a conversation is extended where the renderer leaves the earlier
-turns alone. Calls are read by the form of ours that reads what the renderer writes. Where there is none (MiniMax,
-DeepSeek V4, Hunyuan), the renderer reads them.
+The library writes the conversations of some thirty families, each by code of its own. What a
+renderer writes is taken as a template's text is, and all else is `ChatTemplateCodec`'s, so that the
+same rules hold: text is guarded before the renderer sees it and cut into tokens after it, and a
+conversation is extended where the renderer leaves the earlier turns alone. Calls are read by the
+form of ours that reads what the renderer writes. Where there is none (MiniMax, DeepSeek V4,
+Hunyuan), the renderer reads them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _QUESTION = {"role": "user", "content": "QUESTION"}
 _WITHOUT = "Leave ?renderer= out, which uses the model's own template."
 _ESCAPE = "\\udb"
 _ESCAPED = re.compile(r"\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
-"""A placeholder of guarded text as JSON of ASCII alone has it. What begins like one in a message is guarded, too."""
+"""A placeholder of guarded text as JSON of ASCII alone has it. What begins like one in a message is
+guarded, too.
+"""
 
 
 class RendererCodec(ChatTemplateCodec):
@@ -50,9 +53,11 @@ class RendererCodec(ChatTemplateCodec):
         keep_thoughts: bool = False,
         ends: Iterable[int] = (),
     ) -> None:
-        """`renderer`: a name of the library's, or `auto`. The others are those of `ChatTemplateCodec`.
+        """`renderer`: a name of the library's, or `auto`. The others are those of
+        `ChatTemplateCodec`.
 
-        Raises `ModelError` where the library is missing, has no such renderer, or where it does not fit the tokenizer.
+        Raises `ModelError` where the library is missing, has no such renderer, or where it does not
+        fit the tokenizer.
         """
         self.written_by = f"the renderer {renderer}"
         self._renderer_name = renderer
@@ -62,14 +67,24 @@ class RendererCodec(ChatTemplateCodec):
         self._check_tokens()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled form: tokenizer, options, and the result of the test."""
-        return _rebuilt, (type(self), self.tokenizer, self._renderer_name, *self._asked), {"speech": self.speech}
+        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        return (
+            _rebuilt,
+            (type(self), self.tokenizer, self._renderer_name, *self._asked),
+            {"speech": self.speech},
+        )
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+    def parse(
+        self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
+    ) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
         if self.dialect.form.name != _OWN_FORM or not thinks:
             return super().parse(text, tools, thinks=thinks)
-        return self._read(self._ids(self._guard.text(text, self._ends_pattern)), schemas_of(tools), self._header_ids)
+        return self._read(
+            self._ids(self._guard.text(text, self._ends_pattern)),
+            schemas_of(tools),
+            self._header_ids,
+        )
 
     # in the place of the template
 
@@ -89,19 +104,26 @@ class RendererCodec(ChatTemplateCodec):
     def _template(self, tools: list[Any] | None) -> str:
         return self._renderer_name
 
-    def _render_afresh(self, template: str, dicts: list[dict[str, Any]], tools: list[Any] | None, header: bool) -> str:
+    def _render_afresh(
+        self, template: str, dicts: list[dict[str, Any]], tools: list[Any] | None, header: bool
+    ) -> str:
         try:
             ids = self._renderer.render_ids(dicts, tools=tools, add_generation_prompt=header)
         except MemoryError:
             raise
-        except Exception as error:  # a renderer is a program: what it does with an argument may raise anything
+        # a renderer is a program: what it does with an argument may raise anything
+        except Exception as error:
             raise TemplateRefusalError(
-                f"The renderer {template!r} refuses the conversation: {type(error).__name__}: {error}.", _WITHOUT
+                f"The renderer {template!r} refuses the conversation: {type(error).__name__}:"
+                f" {error}.",
+                _WITHOUT,
             ) from error
         return _ESCAPED.sub(_unescaped, self._seen.decode(ids))
 
     def _check_tokens(self) -> None:
-        """Raise `ModelError` where the text of a conversation makes other tokens than the renderer does."""
+        """Raise `ModelError` where the text of a conversation makes other tokens than the renderer
+        does.
+        """
         called = AIMessage("", tool_calls=[{"type": "tool_call", "id": "call_0", **PROBE_CALL}])
         said = [
             SystemMessage("Be brief."),
@@ -111,20 +133,29 @@ class RendererCodec(ChatTemplateCodec):
         ]
         turns, tools = self._arranging.arranged(self._turns(said), [PROBE_TOOL])
         rendered = self._render(turns, tools)
-        if self._ids(rendered) != list(self._renderer.render_ids(turns, tools=tools, add_generation_prompt=True)):
+        if self._ids(rendered) != list(
+            self._renderer.render_ids(turns, tools=tools, add_generation_prompt=True)
+        ):
             raise ModelError(
-                f"The renderer {self._renderer_name!r} cuts its text into other tokens than the tokenizer does.",
+                f"The renderer {self._renderer_name!r} cuts its text into other tokens than the"
+                " tokenizer does.",
                 _WITHOUT,
             )
 
     # calls that only the renderer reads
 
     def _own_form(self, found: Dialect) -> CallForm | None:
-        """The form in which the renderer writes calls: from the first added token on that is none of thoughts."""
+        """The form in which the renderer writes calls: from the first added token on that is none
+        of thoughts.
+        """
         thoughts = found.thoughts
         frame = "" if thoughts is None else f"{thoughts.open}{thoughts.close}"
         added = self._encoder.get_added_tokens_decoder()
-        written = (added[i].content for i in self._seen.encode(self._calls_text([PROBE_CALL])) if i in added)
+        written = (
+            added[i].content
+            for i in self._seen.encode(self._calls_text([PROBE_CALL]))
+            if i in added
+        )
         marks = tuple(mark for mark in written if mark not in frame)
         if not marks:
             return None
@@ -141,7 +172,10 @@ class RendererCodec(ChatTemplateCodec):
     def _calls_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """The text of an answer of nothing but calls, without its end."""
         functions = [{"name": call["name"], "arguments": call["args"]} for call in calls]
-        made = [{"type": "function", "id": f"call_{i}", "function": each} for i, each in enumerate(functions)]
+        made = [
+            {"type": "function", "id": f"call_{i}", "function": each}
+            for i, each in enumerate(functions)
+        ]
         answer = {"role": "assistant", "content": "", "tool_calls": made}
         seen = self._seen.encode(self._render([_QUESTION], [PROBE_TOOL]))
         ids = self._seen.encode(self._render([_QUESTION, answer], [PROBE_TOOL], header=False))
@@ -155,7 +189,9 @@ class RendererCodec(ChatTemplateCodec):
         """A prompt. Its end says whether an answer begins inside of thoughts."""
         return self._seen.encode(self._render([_QUESTION], None))
 
-    def _read(self, ids: list[int], schemas: Schemas, prompt: list[int] | None = None) -> ParsedTurn:
+    def _read(
+        self, ids: list[int], schemas: Schemas, prompt: list[int] | None = None
+    ) -> ParsedTurn:
         named = ({"name": name, "parameters": parameters} for name, parameters in schemas.items())
         tools = [{"type": "function", "function": function} for function in named]
         try:
@@ -166,16 +202,31 @@ class RendererCodec(ChatTemplateCodec):
             return turn
         turn = ParsedTurn(found.content, reasoning=found.reasoning_content or None)
         for call in found.tool_calls:
-            raw = call.raw if call.token_span is None else self._seen.decode(ids[slice(*call.token_span)])
-            if call.name and isinstance(call.arguments, dict) and call.status in ("ok", "unknown_tool"):
+            raw = (
+                call.raw
+                if call.token_span is None
+                else self._seen.decode(ids[slice(*call.token_span)])
+            )
+            if (
+                call.name
+                and isinstance(call.arguments, dict)
+                and call.status in ("ok", "unknown_tool")
+            ):
                 add_call(call.name, cast("dict[str, Any]", call.arguments), raw, turn)
             else:
-                add_invalid(call.name, raw, f"the call cannot be read: {str(call.status).replace('_', ' ')}", turn)
+                add_invalid(
+                    call.name,
+                    raw,
+                    f"the call cannot be read: {str(call.status).replace('_', ' ')}",
+                    turn,
+                )
         return turn
 
 
 class _SeenTokenizer:
-    """Tokenizer as a renderer sees it. Every text comes back as it was, and there are no offsets."""
+    """Tokenizer as a renderer sees it. Every text comes back as it was,
+    and there are no offsets.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.name_or_path = str(getattr(tokenizer, "name_or_path", ""))
@@ -198,7 +249,9 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
         import renderers
         from renderers.base import MODEL_RENDERER_MAP
     except ImportError as error:
-        raise ModelError("Renderers are in the library renderers.", f"Run `{to_install('renderers')}`.") from error
+        raise ModelError(
+            "Renderers are in the library renderers.", f"Run `{to_install('renderers')}`."
+        ) from error
     kinds: Iterable[Any] = get_args(get_args(renderers.RendererConfig)[0])
     known = {kind.model_fields["name"].default: kind for kind in kinds}
     names = sorted(known.keys() - set(_NO_FAMILY))
@@ -206,15 +259,23 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
     if chosen not in names:
         found = f"for {tokenizer.name_or_path!r}" if name == AUTO else repr(name)
         hint = "Name one by ?renderer=NAME." if name == AUTO else nearest(name, names)
-        known_names = f"Known: {', '.join(names)}, and {AUTO}, for models by their names on the hub."
+        known_names = (
+            f"Known: {', '.join(names)}, and {AUTO}, for models by their names on the hub."
+        )
         raise ModelError(f"There is no renderer {found}.", f"{hint} {known_names}".strip())
     kind = known[chosen]
-    kept = {key: value for key, value in KEEPING.items() if keep_thoughts and key in kind.template_field_names()}
+    kept = {
+        key: value
+        for key, value in KEEPING.items()
+        if keep_thoughts and key in kind.template_field_names()
+    }
     try:
         return renderers.create_renderer(tokenizer, kind(**kept))
     except Exception as error:  # it lacks a token, or a vocabulary that has to be fetched
         raise ModelError(
-            f"The renderer {chosen!r} does not fit the tokenizer of {tokenizer.name_or_path!r}: {error}.", _WITHOUT
+            f"The renderer {chosen!r} does not fit the tokenizer of {tokenizer.name_or_path!r}:"
+            f" {error}.",
+            _WITHOUT,
         ) from error
 
 
@@ -223,5 +284,12 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
 
 
-def _rebuilt(kind: type[RendererCodec], tokenizer: Any, renderer: str, tools: str | None, keep: bool, ends: Any) -> Any:
+def _rebuilt(
+    kind: type[RendererCodec],
+    tokenizer: Any,
+    renderer: str,
+    tools: str | None,
+    keep: bool,
+    ends: Any,
+) -> Any:
     return kind(tokenizer, renderer, tools=tools, keep_thoughts=keep, ends=ends)

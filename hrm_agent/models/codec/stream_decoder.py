@@ -1,7 +1,8 @@
 """Text of an answer while it is being sampled: what a terminal or a browser shows.
 
-Held back are bytes that do not yet make a character, thoughts, and everything from the first call on, because a call
-is shown as a call once it can be read. The record never depends on this: it is made of the tokens.
+Held back are bytes that do not yet make a character, thoughts, and everything from the first call
+on, because a call is shown as a call once it can be read. The record never depends on this: it is
+made of the tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Hidden:
     header: str = ""
     """The end of the prompt, with which each message of an answer begins."""
     shown_after: tuple[str, ...] = ()
-    """Spellings after the header from which an answer is shown (empty: it is shown from its beginning)."""
+    """Behind a header. An answer is shown from the first one on, where there are any: the rest is
+    no part of it.
+    """
 
 
 _PLAIN = Hidden()
@@ -40,20 +43,29 @@ _PLAIN = Hidden()
 class PieceDecoder:
     """The text that each token adds: of a character made of several tokens, the last one has it."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], most_waiting: int | None = None) -> None:
-        """`decode` is a codec's. `most_waiting`: tokens that wait for the rest of a character (None: all)."""
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], most_waiting: int | None = None
+    ) -> None:
+        """`decode` is a codec's. `most_waiting`: tokens that wait for the rest of a character
+        (None: all).
+        """
         self._decode = decode
         self._most_waiting = most_waiting
         self._ids: list[int] = []
         self._context = 0
-        """Where the tokens start that are decoded again, so that a decoder sees what stands before new ones."""
+        """Where the tokens start that are decoded again, so that a decoder sees what stands before
+        new ones.
+        """
         self._read = 0
         """Where the tokens start whose text has not been taken yet."""
 
     def push(self, token_id: int) -> str:
         """The text up to this token that was not given before."""
         self._ids.append(token_id)
-        return self._take(final=self._most_waiting is not None and len(self._ids) - self._read > self._most_waiting)
+        return self._take(
+            final=self._most_waiting is not None
+            and len(self._ids) - self._read > self._most_waiting
+        )
 
     def finish(self) -> str:
         """The text of tokens that still wait."""
@@ -69,7 +81,9 @@ class PieceDecoder:
 
 
 class StreamDecoder:
-    """Turns tokens into text piece by piece. The pieces together are the answer's text up to its first tool call."""
+    """Turns tokens into text piece by piece. The pieces together are the answer's text up to its
+    first tool call.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], hidden: Hidden = _PLAIN) -> None:
         """`decode` is a codec's."""
@@ -111,7 +125,9 @@ class StreamDecoder:
         if found:
             cut = min(found)
         else:
-            cut = len(self._pending) - (0 if final else _held_back(self._pending, self._hidden.marks))
+            cut = len(self._pending) - (
+                0 if final else _held_back(self._pending, self._hidden.marks)
+            )
         text, self._pending = self._pending[:cut], self._pending[cut:]
         return text
 
@@ -119,7 +135,9 @@ class StreamDecoder:
         """Go past what stands before the answer; False while the beginning is not known."""
         while not self._begun or self._thinking:
             if self._hidden.shown_after:
-                self._begun = self._go_past([self._hidden.header + mark for mark in self._hidden.shown_after])
+                self._begun = self._go_past(
+                    [self._hidden.header + mark for mark in self._hidden.shown_after]
+                )
                 return self._begun
             if self._thinking:
                 assert self._hidden.thoughts is not None
@@ -135,7 +153,9 @@ class StreamDecoder:
             elif openings and stripped.startswith(openings[0]):
                 self._pending = stripped[len(openings[0]) :]
                 self._thinking = True
-            elif not final and any(each.startswith(stripped) for each in (*openings, *self._hidden.opening)):
+            elif not final and any(
+                each.startswith(stripped) for each in (*openings, *self._hidden.opening)
+            ):
                 return False
             else:
                 self._begun = True

@@ -1,7 +1,7 @@
 """Thoughts of an answer: where they stand in its text, and under which name a template takes them.
 
-Thoughts are a part of the record beside the content (`additional_kwargs["reasoning_content"]`, as LangChain has it):
-they are never taken for a call or an answer.
+Thoughts are a part of the record beside the content (`additional_kwargs["reasoning_content"]`, as
+LangChain has it): they are never taken for a call or an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Thoughts:
     close: str
     """Spelling after them, without white space around it."""
     field: str | None
-    """Key of a message under which the template takes them (None where it takes them at most in the content)."""
+    """Key of a message under which the template takes them (None where it takes them at most in the
+    content).
+    """
     opened: bool = False
     """The prompt ends with the opening, so that an answer begins with thoughts."""
     closed: bool = False
@@ -38,7 +40,9 @@ class Thoughts:
         assert self.close, "thoughts end with a mark"
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Split an answer into thoughts (None without any) and the rest. Unclosed thoughts take the whole answer."""
+        """Split an answer into thoughts (None without any) and the rest. Unclosed thoughts take the
+        whole answer.
+        """
         thoughts, end = self._apart(text)
         if not thoughts:
             return None, text

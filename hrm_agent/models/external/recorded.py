@@ -1,17 +1,20 @@
-"""Chat models that a graph holds itself: asked once, recorded, and answered from the record from then on.
+"""Chat models that a graph holds itself: asked once, recorded, and answered from the record from
+then on.
 
-A user's graph may ask a hosted model without knowing of records. Inside a recording, its answer is written before the
-node sees it, as text, marked as not trainable; the node gets the model's own object, and a node that runs again after a
-crash, or in a replay, gets the recorded answer back. What a model raised is on record, too: a replay raises it again,
-and a node that runs again after a crash asks again. Outside of a recording nothing changes.
+A user's graph may ask a hosted model without knowing of records. Inside a recording, its answer is
+written before the node sees it, as text, marked as not trainable; the node gets the model's own
+object, and a node that runs again after a crash, or in a replay, gets the recorded answer back.
+What a model raised is on record, too: a replay raises it again, and a node that runs again after a
+crash asks again. Outside of a recording nothing changes.
 
-This wraps two places in LangChain's `BaseChatModel`, once per process: where one request is answered (under invoke,
-batch, and streams of events alike, so that callbacks hear of a recorded answer as of any other), and the streams, which
-bypass it. A stream holds each chunk back until the next has come, so that the record is there before the last one is
-seen; a recorded answer comes as one chunk. Of several answers to one request the first is recorded.
+This wraps two places in LangChain's `BaseChatModel`, once per process: where one request is
+answered (under invoke, batch, and streams of events alike, so that callbacks hear of a recorded
+answer as of any other), and the streams, which bypass it. A stream holds each chunk back until the
+next has come, so that the record is there before the last one is seen; a recorded answer comes as
+one chunk. Of several answers to one request the first is recorded.
 
-What is not a LangChain chat model (a bare HTTP call in a node), or overrides `invoke` or `stream` without asking the
-class above it, cannot be seen here, and is made again.
+What is not a LangChain chat model (a bare HTTP call in a node), or overrides `invoke` or `stream`
+without asking the class above it, cannot be seen here, and is made again.
 """
 
 from __future__ import annotations
@@ -78,11 +81,19 @@ class _ModelRequest:
         self._recording, self._model = recording, _model_name(model, options)
         identity = graph_identity(metadata, str(uuid4()))
         self._namespace = identity.checkpoint_ns
-        asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
+        asked = plain(
+            {
+                name: value
+                for name, value in options.items()
+                if name not in _TRACED and value is not None
+            }
+        )
         context = HashedContext.of(messages)
         tools: Sequence[Any] = asked.get("tools") or ()
         ordered = {**asked, "tools": in_one_order(tools)} if isinstance(tools, list) else asked
-        request_hash, offered_hash = (context.hash(options, self._model) for options in (ordered, asked))
+        request_hash, offered_hash = (
+            context.hash(options, self._model) for options in (ordered, asked)
+        )
         claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
         self.claimed = claimed if isinstance(claimed, Call) else None
         """The recorded call of this request."""
@@ -90,11 +101,15 @@ class _ModelRequest:
         """Whether it has ended, recorded or not."""
         if isinstance(claimed, int):
             again = recording.asked_again(identity, claimed)
-            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, instead_of=again)
+            self._pending = PendingCall(
+                identity, claimed, request_hash, messages, context, tools, instead_of=again
+            )
             self._sent = _sent(model, options)
 
     def recorded(self, model: BaseChatModel) -> AIMessage | None:
-        """The answer on record; None where the model is to be asked. A replay raises what the model raised."""
+        """The answer on record; None where the model is to be asked. A replay raises what the model
+        raised.
+        """
         call = self.claimed
         if call is None:
             return None
@@ -103,7 +118,8 @@ class _ModelRequest:
         return unpack_answer(call) if call.response else AIMessage("")
 
     async def as_cancelled(self) -> None:
-        """If the program cancelled the recorded call, wait for it to cancel this one; else return at once.
+        """If the program cancelled the recorded call, wait for it to cancel this one; else return
+        at once.
 
         The wait is bounded: `recorded` then raises the recorded cancellation.
         """
@@ -112,11 +128,15 @@ class _ModelRequest:
             await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
-        """Commit the record. Returns the answer, with the ids of its record; unchanged if it cannot be recorded."""
+        """Commit the record. Returns the answer, with the ids of its record; unchanged if it cannot
+        be recorded.
+        """
         self.over = True
         try:
             if not isinstance(answer, AIMessage):
-                raise TypeError(f"{self._model} answered with a {type(answer).__name__}, which is not recorded")
+                raise TypeError(
+                    f"{self._model} answered with a {type(answer).__name__}, which is not recorded"
+                )
             call, message = close_text_call(self._pending, self._model, answer, self._sent)
             stands = self._recording.write_call(call, self._pending.messages)
             return message if stands is call else unpack_answer(stands)
@@ -163,7 +183,10 @@ class _ModelRequest:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.over:
             return
@@ -174,9 +197,14 @@ class _ModelRequest:
 
 
 def _question(
-    model: BaseChatModel, messages: Sequence[BaseMessage], metadata: dict[str, Any] | None, options: dict[str, Any]
+    model: BaseChatModel,
+    messages: Sequence[BaseMessage],
+    metadata: dict[str, Any] | None,
+    options: dict[str, Any],
 ) -> _ModelRequest | None:
-    """None where a call is none of ours: outside a recording or a graph, or of a model that records itself."""
+    """None where a call is none of ours: outside a recording or a graph, or of a model that records
+    itself.
+    """
     recording = open_recording()
     if recording is None or isinstance(model, PolicyModel) or not in_graph(metadata):
         return None
@@ -192,7 +220,11 @@ def _question(
 def _answering(entry: Any) -> Any:
     @functools.wraps(entry)
     def answer(
-        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+        self: BaseChatModel,
+        messages: Any,
+        stop: Any = None,
+        run_manager: Any = None,
+        **options: Any,
     ) -> ChatResult:
         metadata = metadata_of(run_manager)
         question = _question(self, messages, metadata, {**options, "stop": stop})
@@ -202,7 +234,9 @@ def _answering(entry: Any) -> Any:
             with question:
                 if (recorded := question.recorded(self)) is not None:
                     return _result(recorded)
-                return _recorded(question, entry(self, messages, stop=stop, run_manager=run_manager, **options))
+                return _recorded(
+                    question, entry(self, messages, stop=stop, run_manager=run_manager, **options)
+                )
 
     return answer
 
@@ -210,7 +244,11 @@ def _answering(entry: Any) -> Any:
 def _answering_async(entry: Any) -> Any:
     @functools.wraps(entry)
     async def answer(
-        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+        self: BaseChatModel,
+        messages: Any,
+        stop: Any = None,
+        run_manager: Any = None,
+        **options: Any,
     ) -> ChatResult:
         metadata = metadata_of(run_manager)
         question = _question(self, messages, metadata, {**options, "stop": stop})
@@ -222,7 +260,9 @@ def _answering_async(entry: Any) -> Any:
                 if (recorded := question.recorded(self)) is not None:
                     return _result(recorded)
                 try:
-                    result = await entry(self, messages, stop=stop, run_manager=run_manager, **options)
+                    result = await entry(
+                        self, messages, stop=stop, run_manager=run_manager, **options
+                    )
                 except asyncio.CancelledError:
                     question.fail(_CANCELLED)
                     raise
@@ -242,15 +282,20 @@ def _streaming(entry: Any) -> Any:
         **options: Any,
     ) -> Iterator[Any]:
         question = None
-        if self._should_stream(async_api=False, **{**options, "stream": True}):  # else it is answered as a whole
+        # else it is answered as a whole
+        if self._should_stream(async_api=False, **{**options, "stream": True}):
             messages = self._convert_input(input).to_messages()
-            question = _question(self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop})
+            question = _question(
+                self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop}
+            )
         if question is None:
             yield from entry(self, input, config, stop=stop, **options)
             return
         with question, _Kept(question) as kept:
             if question.claimed is not None:
-                yield from question.each(entry(_OnRecord(self, question), input, config, stop=stop, **options))
+                yield from question.each(
+                    entry(_OnRecord(self, question), input, config, stop=stop, **options)
+                )
             else:
                 yield from kept.through(iter(entry(self, input, config, stop=stop, **options)))
 
@@ -270,7 +315,9 @@ def _streaming_async(entry: Any) -> Any:
         question = None
         if self._should_stream(async_api=True, **{**options, "stream": True}):
             messages = self._convert_input(input).to_messages()
-            question = _question(self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop})
+            question = _question(
+                self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop}
+            )
         if question is None:
             async for chunk in entry(self, input, config, stop=stop, **options):
                 yield chunk
@@ -281,7 +328,9 @@ def _streaming_async(entry: Any) -> Any:
                 while (chunk := await question.anext(answer)) is not None:
                     yield chunk
             else:
-                async for shown in kept.through_async(aiter(entry(self, input, config, stop=stop, **options))):
+                async for shown in kept.through_async(
+                    aiter(entry(self, input, config, stop=stop, **options))
+                ):
                     yield shown
 
     return stream
@@ -290,13 +339,16 @@ def _streaming_async(entry: Any) -> Any:
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
 _CANCELLED = RaisedError(kinds=("asyncio:CancelledError",), message="the call was cancelled")
 _PATIENCE = 10.0
-"""Seconds that a replay has to cancel a call, beside twice the time after which the recorded run did."""
+"""Seconds that a replay has to cancel a call, beside twice the time after which the recorded run
+did.
+"""
 
 
 class _OnRecord:
     """A model that streams the recorded answer, so that callbacks and streams of events see it.
 
-    It is one chunk: the answer, or what there was of a stream that broke off, followed by its error.
+    It is one chunk: the answer, or what there was of a stream that broke off, followed by its
+    error.
     """
 
     rate_limiter = output_version = None
@@ -329,7 +381,9 @@ class _Kept:
         self._question = question
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
-        """Newest of the provider's facts on the answer: LangChain's sum joins texts that each chunk has."""
+        """Newest of the provider's facts on the answer: LangChain's sum joins texts that each chunk
+        has.
+        """
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
         """The chunks of the model, the last one when the whole answer is on record."""
@@ -341,7 +395,9 @@ class _Kept:
             raise
         yield self._last()
 
-    async def through_async(self, chunks: AsyncIterator[AIMessageChunk]) -> AsyncIterator[AIMessageChunk]:
+    async def through_async(
+        self, chunks: AsyncIterator[AIMessageChunk]
+    ) -> AsyncIterator[AIMessageChunk]:
         try:
             while (chunk := await self._question.anext(chunks)) is not None:
                 for shown in self._swap(chunk):
@@ -372,12 +428,16 @@ class _Kept:
             return newest
         recorded = self._question.close(whole.model_copy(update={"response_metadata": self._said}))
         added = {k: v for k, v in recorded.response_metadata.items() if k not in self._said}
-        return newest.model_copy(update={"response_metadata": {**newest.response_metadata, **added}})
+        return newest.model_copy(
+            update={"response_metadata": {**newest.response_metadata, **added}}
+        )
 
     def _sum(self, chunks: Sequence[AIMessageChunk]) -> AIMessageChunk | None:
         """Sum of the chunks (None: there are no chunks, or they cannot be added)."""
         try:
-            return functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
+            return (
+                functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
+            )
         except Exception as error:
             self._question.lose(error)
             return None
@@ -386,7 +446,10 @@ class _Kept:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._question.over:
             return

@@ -1,18 +1,20 @@
 """Training a graph that holds its own chat model, without a change to it.
 
-A graph that asks `policy()` for its model is served by whatever policy is in force. A graph that was written before,
-with a hosted model in it, can be trained too: inside `standing_in`, every LangChain chat model that is called in this
-context passes the call on to the policy, tools and all. The calls are then recorded token by token like any others.
+A graph that asks `policy()` for its model is served by whatever policy is in force. A graph that
+was written before, with a hosted model in it, can be trained too: inside `standing_in`, every
+LangChain chat model that is called in this context passes the call on to the policy, tools and all.
+The calls are then recorded token by token like any others.
 
-This wraps the entry points of LangChain's `BaseChatModel`, once per process; outside a `standing_in` block the
-wrappers do nothing.
+This wraps the entry points of LangChain's `BaseChatModel`, once per process; outside a
+`standing_in` block the wrappers do nothing.
 
-A call with `response_format`, the form in which OpenAI's class asks for structured output, gets what that class gives:
-the answer is held to the schema where the policy's engine can (not under a trainer, since tokens that a schema chooses
-teach nothing), and for a pydantic class the message has the object in `additional_kwargs["parsed"]`. Text that does not
-follow the schema raises pydantic's `ValidationError`, as there. Anthropic's `output_config` names a schema in the same
-way, and its class reads the text itself. Other providers' own forms are not known here: their answers are not held to a
-schema.
+A call with `response_format`, the form in which OpenAI's class asks for structured output, gets
+what that class gives: the answer is held to the schema where the policy's engine can (not under a
+trainer, since tokens that a schema chooses teach nothing), and for a pydantic class the message has
+the object in `additional_kwargs["parsed"]`. Text that does not follow the schema raises pydantic's
+`ValidationError`, as there. Anthropic's `output_config` names a schema in the same way, and its
+class reads the text itself. Other providers' own forms are not known here: their answers are not
+held to a schema.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ from hrm_agent.trajectory import open_recording
 __all__ = ["read_structured_output", "standing_in"]
 
 _standing_in: ContextVar[bool] = ContextVar("hrm_agent_standing_in", default=False)
-_ENTRIES = ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt", "agenerate_prompt")
+_ENTRIES = (
+    "invoke",
+    "ainvoke",
+    "stream",
+    "astream",
+    "generate",
+    "agenerate",
+    "generate_prompt",
+    "agenerate_prompt",
+)
 
 
 @contextmanager
@@ -50,9 +61,15 @@ def standing_in() -> Generator[None]:
 
 @functools.cache
 def read_structured_output() -> None:
-    """From now on, recorded answers of a policy that stood in are given back as the provider's class gives them."""
+    """From now on, recorded answers of a policy that stood in are given back as the provider's
+    class gives them.
+    """
     for name in _ENTRIES:
-        setattr(BaseChatModel, name, _passing_on(getattr(BaseChatModel, name), _GIVING_BACK.get(name, _as_it_is)))
+        setattr(
+            BaseChatModel,
+            name,
+            _passing_on(getattr(BaseChatModel, name), _GIVING_BACK.get(name, _as_it_is)),
+        )
 
 
 def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
@@ -105,7 +122,12 @@ def _as_it_is(answer: Any, form: Any) -> Any:
 
 def _with_parsed(message: Any, form: Any) -> Any:
     ours = _standing_in.get() or "policy_version" in message.response_metadata
-    if not ours or not _is_model(form) or message.tool_calls or "parsed" in message.additional_kwargs:
+    if (
+        not ours
+        or not _is_model(form)
+        or message.tool_calls
+        or "parsed" in message.additional_kwargs
+    ):
         return message
     parsed = {"parsed": form.model_validate_json(message.text)}
     return message.model_copy(update={"additional_kwargs": message.additional_kwargs | parsed})
@@ -135,7 +157,9 @@ async def _astream_with_parsed(chunks: AsyncIterator[Any], form: Any) -> AsyncIt
 def _last_chunks(whole: Any, form: Any) -> Iterator[Any]:
     """Last chunk of a stream that has an object to give."""
     if whole is not None and (found := _with_parsed(whole, form)) is not whole:
-        yield AIMessageChunk(content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]})
+        yield AIMessageChunk(
+            content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]}
+        )
 
 
 _GIVING_BACK: dict[str, Callable[[Any, Any], Any]] = {

@@ -1,7 +1,8 @@
-"""Check of a model string: what the model says once it is loaded, or what can be read without its weights.
+"""Check of a model string: what the model says once it is loaded, or what can be read without its
+weights.
 
-Weights that are loaded here, and a server's, are asked for a few tokens, since a model that loads may still not answer.
-A hosted model is not asked: that costs its owner money.
+Weights that are loaded here, and a server's, are asked for a few tokens, since a model that loads
+may still not answer. A hosted model is not asked: that costs its owner money.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from hrm_agent.trajectory import LogprobKind, Sampling
 
 __all__ = ["ModelCheck", "check_model"]
 
-_PROBE = GenerationRequest((), Sampling(temperature=0.0, max_tokens=8, seed=0), (HumanMessage("What is 6 * 7?"),))
+_PROBE = GenerationRequest(
+    (), Sampling(temperature=0.0, max_tokens=8, seed=0), (HumanMessage("What is 6 * 7?"),)
+)
 _PACKAGES = (
     ("torch", "local models", "train"),
     ("transformers", "local models", "train"),
@@ -77,7 +80,9 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
         head = _head(asked)
         read = _read(asked, head)
         by_adapter = not read.trainable and _takes_adapter(text)
-        return ModelCheck(text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked, head))
+        return ModelCheck(
+            text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked, head)
+        )
     begun = time.monotonic()
     backend = load_policy(text)
     seconds = time.monotonic() - begun
@@ -94,7 +99,9 @@ def _takes_adapter(text: str) -> bool:
 
 
 def _head(asked: ModelString) -> GgufFacts | None:
-    """Head of a GGUF file that was not converted yet (None for another model, or without the package gguf)."""
+    """Head of a GGUF file that was not converted yet (None for another model, or without the
+    package gguf).
+    """
     if not asked.local or not to_be_converted(asked.text) or find_spec("gguf") is None:
         return None
     return read_facts(Path(on_its_base(asked).name))
@@ -106,7 +113,11 @@ def _origin(asked: ModelString, head: GgufFacts | None) -> str | None:
     asked = on_its_base(asked) if asked.local else asked
     if asked.scheme not in ("fetched", "gguf"):
         return None
-    folder = fetched_folder(asked.name) if asked.scheme == "fetched" else converted_folder(Path(asked.name))
+    folder = (
+        fetched_folder(asked.name)
+        if asked.scheme == "fetched"
+        else converted_folder(Path(asked.name))
+    )
     card = None if folder is None else read_card(folder)
     return None if card is None else f"{card.title} ({card.origin}), in {folder}"
 
@@ -133,7 +144,8 @@ def _read(asked: ModelString, head: GgufFacts | None) -> Capabilities:
     if asked.local:
         return _local(asked, head)
     if asked.scheme not in ("vllm", "scripted"):
-        backend = load_policy(asked.text)  # a provider's client: nothing is loaded, and nobody asked
+        # a provider's client: nothing is loaded, and nobody asked
+        backend = load_policy(asked.text)
         return _told(backend, asked)
     return _without_loading(asked)
 
@@ -150,7 +162,11 @@ def _without_loading(asked: ModelString) -> Capabilities:
         streaming=True,
         structured=served,
         trainable=False,
-        lacks=() if not served or find_spec("transformers") else (_lack("transformers", "its tokenizer", "train"),),
+        lacks=(
+            ()
+            if not served or find_spec("transformers")
+            else (_lack("transformers", "its tokenizer", "train"),)
+        ),
     )
 
 
@@ -182,7 +198,9 @@ def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
         max_length=known.get("max_position_embeddings") if head is None else head.context,
         parameters=None if head is None else head.parameters,
         speech=speech,
-        lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
+        lacks=tuple(
+            _lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None
+        ),
     )
 
 
@@ -196,7 +214,8 @@ def _configuration(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(
-            f"The model folder {str(folder)!r} has no configuration that can be read (config.json).",
+            f"The model folder {str(folder)!r} has no configuration that can be read"
+            " (config.json).",
             "Name a folder written by `save_pretrained`.",
         ) from error
 

@@ -1,20 +1,22 @@
-"""Load a model and its tokenizer from a folder or from the Hugging Face hub, and say plainly what is missing.
+"""Load a model and its tokenizer from a folder or from the Hugging Face hub, and say plainly what
+is missing.
 
-Weights are loaded onto one device, as they are, or quantized on the way in (bitsandbytes: 4-bit nf4 or 8-bit, on a GPU
-or a CPU). A LoRA adapter is put beside them and not merged, as it was beside them when it was trained; merging would
-round it away in 4 bits.
+Weights are loaded onto one device, as they are, or quantized on the way in (bitsandbytes: 4-bit nf4
+or 8-bit, on a GPU or a CPU). A LoRA adapter is put beside them and not merged, as it was beside
+them when it was trained; merging would round it away in 4 bits.
 
 Which layers in 4 bits are multiplied packed on a CPU.
 
-Where a CPU has AVX512-BF16, bitsandbytes rearranges the weight of a 4-bit layer at its first answer and multiplies by
-it as it lies, 5 to 50 times as fast. It does so with every layer, and that goes wrong in three ways. They are seen
-to here, by the layer's own flag and two hooks:
+Where a CPU has AVX512-BF16, bitsandbytes rearranges the weight of a 4-bit layer at its first answer
+and multiplies by it as it lies, 5 to 50 times as fast. It does so with every layer, and that goes
+wrong in three ways. They are seen to here, by the layer's own flag and two hooks:
 
-* It takes layers only whose rows are a multiple of 32 and whose columns are one of the block (64). Others fail.
-* It computes in bfloat16, whatever the layer was told to. A layer that computes in another type is not given to it, so
-  that log-probs in float32 are the same on every CPU.
-* What is packed passes no gradient on, and cannot be saved: before either, the weight is laid out again as it was. Its
-  scales stay rounded to bfloat16 then, as they were for the answers.
+* It takes layers only whose rows are a multiple of 32 and whose columns are one of the block (64).
+  Others fail.
+* It computes in bfloat16, whatever the layer was told to. A layer that computes in another type is
+  not given to it, so that log-probs in float32 are the same on every CPU.
+* What is packed passes no gradient on, and cannot be saved: before either, the weight is laid out
+  again as it was. Its scales stay rounded to bfloat16 then, as they were for the answers.
 """
 
 from __future__ import annotations
@@ -55,14 +57,18 @@ _ROWS = 32
 
 
 def choose_kernels(model: Any, kernel: str = "auto") -> int:
-    """Let layers be packed that can be, if the CPU has the kernel and `kernel` is not `plain`; how many those are."""
+    """Let layers be packed that can be, if the CPU has the kernel and `kernel` is not `plain`; how
+    many those are.
+    """
     from bitsandbytes.nn.modules import Linear4bit
 
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
     allowed = kernel != "plain" and has_packed_kernel()
     for layer in layers:
         state = layer.weight.quant_state
-        packs = allowed and takes_packed(tuple(state.shape), state.blocksize, layer.compute_dtype, nested=state.nested)
+        packs = allowed and takes_packed(
+            tuple(state.shape), state.blocksize, layer.compute_dtype, nested=state.nested
+        )
         layer.support_avx512bf16_for_cpu = packs
         if packs:
             layer.register_forward_pre_hook(_before_forward)
@@ -77,8 +83,12 @@ def has_packed_kernel() -> bool:
     return bool(has_avx512bf16())
 
 
-def takes_packed(shape: tuple[int, ...], block: int, computes: torch.dtype | None, *, nested: bool = False) -> bool:
-    """Whether the kernel can take a layer of [rows, columns] as it is asked to compute. `nested`: scales in 8 bits."""
+def takes_packed(
+    shape: tuple[int, ...], block: int, computes: torch.dtype | None, *, nested: bool = False
+) -> bool:
+    """Whether the kernel can take a layer of [rows, columns] as it is asked to compute. `nested`:
+    scales in 8 bits.
+    """
     fits = len(shape) == 2 and shape[0] % _ROWS == 0 and shape[1] % block == 0
     return fits and computes is torch.bfloat16 and not nested
 
@@ -98,7 +108,9 @@ def _unpack(layer: Any) -> None:
     library: Any = import_module("bitsandbytes.functional")
     state = layer.weight.quant_state
     if getattr(state, "packing_format_for_cpu", False):
-        layer.weight.data, _ = library._convert_weight_packed_for_cpu_inverse(layer.weight.data, state)
+        layer.weight.data, _ = library._convert_weight_packed_for_cpu_inverse(
+            layer.weight.data, state
+        )
         state.absmax = state.absmax.T.reshape(-1).float()
 
 
@@ -107,40 +119,63 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "to
 
 
 def load_pretrained(
-    path_or_name: str, *, dtype: str = "auto", device: str = "cpu", codec: CodecOptions | None = None
+    path_or_name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    codec: CodecOptions | None = None,
 ) -> tuple[Any, Any]:
-    """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises `ModelError`."""
+    """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises
+    `ModelError`.
+    """
     model, tokenizer = _read(path_or_name, {"dtype": dtype}, codec)
     try:
         return model.to(device).eval(), tokenizer
     except Exception as error:  # no such device, or no room on it
         raise ModelError(
-            f"The model {path_or_name!r} cannot be put on {device!r}: {error}", "Leave device out, or write cpu."
+            f"The model {path_or_name!r} cannot be put on {device!r}: {error}",
+            "Leave device out, or write cpu.",
         ) from error
 
 
 def load_engine(
-    path_or_name: str, *, name: str, options: LoadOptions | None = None, codec: CodecOptions | None = None
+    path_or_name: str,
+    *,
+    name: str,
+    options: LoadOptions | None = None,
+    codec: CodecOptions | None = None,
 ) -> TransformersEngine:
     """An engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
     model, tokenizer = load_for_answers(path_or_name, options or LoadOptions(), codec)
-    return TransformersEngine(model, open_codec(tokenizer, codec, model.generation_config), name=name)
+    return TransformersEngine(
+        model, open_codec(tokenizer, codec, model.generation_config), name=name
+    )
 
 
-def load_for_answers(path_or_name: str, options: LoadOptions, codec: CodecOptions | None = None) -> tuple[Any, Any]:
+def load_for_answers(
+    path_or_name: str, options: LoadOptions, codec: CodecOptions | None = None
+) -> tuple[Any, Any]:
     """`load_pretrained` as a model string asks for it. Raises `ModelError`."""
     device = best_device() if options.device == "auto" else options.device
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"There is no GPU for {path_or_name!r}: torch finds none.", "Leave device out, or write cpu.")
+        raise ModelError(
+            f"There is no GPU for {path_or_name!r}: torch finds none.",
+            "Leave device out, or write cpu.",
+        )
     reach_hub(path_or_name)
     if options.adapter:
         reach_hub(options.adapter, "adapter_config.json")
     if options.load is None:
-        model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device, codec=codec)
+        model, tokenizer = load_pretrained(
+            path_or_name, dtype=options.dtype, device=device, codec=codec
+        )
     else:
         need_package("bitsandbytes", "quant", f"load={options.load}")
         quiet_libraries()
-        kinds = {"dtype": options.dtype, "quantization_config": _quantization(path_or_name, options)}
+        kinds = {
+            "dtype": options.dtype,
+            "quantization_config": _quantization(path_or_name, options),
+        }
         model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}}, codec)
         choose_kernels(model, options.kernel)
     return (_adapted(model, options.adapter) if options.adapter else model).eval(), tokenizer
@@ -151,16 +186,21 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _read(path_or_name: str, options: dict[str, Any], codec: CodecOptions | None) -> tuple[Any, Any]:
+def _read(
+    path_or_name: str, options: dict[str, Any], codec: CodecOptions | None
+) -> tuple[Any, Any]:
     _library.utils.logging.disable_progress_bar()
     if Path(path_or_name).is_dir():
         _check_folder(Path(path_or_name))
     _check_architecture(path_or_name)
     tokenizer = load_tokenizer(path_or_name, codec)
     try:
-        model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, trust_remote_code=False, **options)
+        model = _library.AutoModelForCausalLM.from_pretrained(
+            path_or_name, trust_remote_code=False, **options
+        )
         if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
-            model.set_attn_implementation("eager")  # the library's other ways leave the bound of scores out
+            # the library's other ways leave the bound of scores out
+            model.set_attn_implementation("eager")
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The model {path_or_name!r} cannot be loaded: {' '.join(str(error).split())}",
@@ -171,15 +211,22 @@ def _read(path_or_name: str, options: dict[str, Any], codec: CodecOptions | None
 
 def _quantization(path_or_name: str, options: LoadOptions) -> Any:
     if options.load == "int8":
-        # Outliers are told by the whole batch: with a threshold, an answer would depend on its neighbours in a step.
+        # Outliers are told by the whole batch: with a threshold, an answer would depend on its
+        # neighbours in a step.
         return _library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     compute = options.dtype
-    if compute == "auto":  # bitsandbytes would compute in float32, whatever the weights are stored in
+    # bitsandbytes would compute in float32, whatever the weights are stored in
+    if compute == "auto":
         try:
-            compute = _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype or "float32"
+            compute = (
+                _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype
+                or "float32"
+            )
         except Exception:  # said better where the model is read
             compute = "float32"
-    return _library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    return _library.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+    )
 
 
 def _adapted(model: Any, adapter: str) -> Any:
@@ -197,10 +244,13 @@ def _adapted(model: Any, adapter: str) -> Any:
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The adapter {adapter!r} cannot be put on the model: {error}",
-            "Name a folder that holds adapter_config.json and adapter_model.safetensors, made for this model.",
+            "Name a folder that holds adapter_config.json and adapter_model.safetensors, made for"
+            " this model.",
         ) from error
     if before == {name for name, _ in adapted.named_parameters()}:
-        raise ModelError(f"The adapter {adapter!r} changes nothing in the model.", "Use one made for this model.")
+        raise ModelError(
+            f"The adapter {adapter!r} changes nothing in the model.", "Use one made for this model."
+        )
     return adapted.requires_grad_(False)
 
 
@@ -217,11 +267,13 @@ def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
 
 
 def quiet_libraries() -> None:
-    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step; PEFT
-    says that ranks of experts are ignored, which are not.
+    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts
+    in every step; PEFT says that ranks of experts are ignored, which are not.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
+    warnings.filterwarnings(
+        "ignore", r"The following \w+_pattern keys did not match", RuntimeWarning
+    )
 
 
 def need_package(package: str, extra: str, why: str) -> None:
@@ -231,32 +283,50 @@ def need_package(package: str, extra: str, why: str) -> None:
 
 
 def _check_architecture(path_or_name: str) -> None:
-    """Raise `ModelError` for an architecture that the installed transformers lacks, or has not as a causal LM."""
+    """Raise `ModelError` for an architecture that the installed transformers lacks, or has not as a
+    causal LM.
+    """
     try:
         kind = _library.PreTrainedConfig.get_config_dict(path_or_name)[0].get("model_type")
     except Exception:  # reported where the model is read
         return
     known = kind in _library.CONFIG_MAPPING
-    if kind and not (known and _library.CONFIG_MAPPING[kind] in _library.MODEL_FOR_CAUSAL_LM_MAPPING):
-        what = "has no causal language model of that architecture" if known else "does not know that architecture"
+    if kind and not (
+        known and _library.CONFIG_MAPPING[kind] in _library.MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
+        what = (
+            "has no causal language model of that architecture"
+            if known
+            else "does not know that architecture"
+        )
         raise ModelError(
-            f"The model {path_or_name!r} has model_type {kind!r} in its config.json, and transformers "
-            f"{_library.__version__} {what}.",
-            "Run `pip install --upgrade transformers`, or serve it by vLLM, and name the server as the model: "
-            "vllm:http://127.0.0.1:8000/v1.",
+            f"The model {path_or_name!r} has model_type {kind!r} in its config.json, and"
+            f" transformers {_library.__version__} {what}.",
+            "Run `pip install --upgrade transformers`, or serve it by vLLM, and name the server as"
+            " the model: vllm:http://127.0.0.1:8000/v1.",
         )
 
 
 def _check_folder(folder: Path) -> None:
     wanted = (
         ("config.json", "configuration", (folder / "config.json").is_file()),
-        ("model.safetensors", "weights", any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))),
-        ("tokenizer.json", "tokenizer", any((folder / name).is_file() for name in _TOKENIZER_FILES)),
+        (
+            "model.safetensors",
+            "weights",
+            any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")),
+        ),
+        (
+            "tokenizer.json",
+            "tokenizer",
+            any((folder / name).is_file() for name in _TOKENIZER_FILES),
+        ),
     )
     for file, what, there in wanted:
         if not there:
             files = sorted(folder.glob("*.gguf"))
-            hint = "Name a folder written by `save_pretrained` for both the model and its tokenizer."
+            hint = (
+                "Name a folder written by `save_pretrained` for both the model and its tokenizer."
+            )
             if files:
                 hint = f"Write gguf:{files[0]} for the GGUF file in it."
             raise ModelError(f"The model folder {str(folder)!r} has no {what} ({file}).", hint)

@@ -51,7 +51,9 @@ _loaded: dict[tuple[int, str, str], Backend] = {}
 """By process id, folder and model string. A fork has none of the threads that answer."""
 _elsewhere: list[Callable[[str], Backend]] = []
 _lock, _locks = threading.Lock(), dict[tuple[int, str, str], threading.Lock]()
-"""One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
+"""One lock a string: solvers side by side ask for one model at the same moment, and roles for
+several.
+"""
 
 
 def load_policy(name: str) -> Backend:
@@ -66,7 +68,8 @@ def load_policy(name: str) -> Backend:
 
 
 def load_elsewhere(load: Callable[[str], Backend]) -> None:
-    """From now on engines are those of another process: `load` gives what stands for one here, by its model string.
+    """From now on engines are those of another process: `load` gives what stands for one here, by
+    its model string.
 
     Hosted models are clients of their servers in any process.
     """
@@ -79,9 +82,13 @@ def loaded_policy(name: str) -> Backend | None:
 
 
 def _key(name: str) -> tuple[int, str, str]:
-    """One string names another model in another folder if it holds a path that is relative to it."""
+    """One string names another model in another folder if it holds a path that is relative to
+    it.
+    """
     scheme, colon, path = name.partition(":")
-    by_path = not colon or "?" in name or (scheme in ("gguf", "scripted", "vllm") and "://" not in name)
+    by_path = (
+        not colon or "?" in name or (scheme in ("gguf", "scripted", "vllm") and "://" not in name)
+    )
     if not by_path or Path(path if colon else name).is_absolute():
         return os.getpid(), "", name
     with may_block():  # it waits for nobody
@@ -102,7 +109,9 @@ def _load(name: str) -> Backend:
 
 
 def load_codec(name: str) -> Codec:
-    """The codec of a local policy, without its weights: what its tokens say. Raises `ModelError`."""
+    """The codec of a local policy, without its weights: what its tokens say.
+    Raises `ModelError`.
+    """
     asked = parse_model(name)
     if "scripted" in (asked.scheme, asked.name):  # an engine that is made in a program has no file
         from hrm_agent.models.codec.bytes import ByteCodec
@@ -115,7 +124,9 @@ def load_codec(name: str) -> Codec:
     whole = on_its_base(asked)
     folder = local_folder(whole)
     if find_spec("transformers") is None:
-        raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
+        raise ModelError(
+            f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`."
+        )
     from hrm_agent.models.cached.downloads import reach_hub
     from hrm_agent.models.codec.opening import load_codec_of
 
@@ -124,28 +135,35 @@ def load_codec(name: str) -> Codec:
 
 
 def to_be_converted(name: str) -> bool:
-    """Loading it first converts a GGUF file, which takes a minute and gigabytes. Raises `ModelError`."""
+    """Loading it first converts a GGUF file, which takes a minute and gigabytes. Raises
+    `ModelError`.
+    """
     whole = on_its_base(parse_model(name))
     return whole.scheme == "gguf" and converted_folder(Path(whole.name)) is None
 
 
 def model_folder(name: str, *, adapter: bool = False) -> str:
-    """The folder, or the hub's name, of weights that are to be trained (`trainable_weights`). Raises `ModelError`."""
+    """The folder, or the hub's name, of weights that are to be trained (`trainable_weights`).
+    Raises `ModelError`.
+    """
     return local_folder(trainable_weights(name, adapter=adapter))
 
 
 def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
-    """The weights that a training of `name` loads. Raises `ModelError` for a string that cannot be trained.
+    """The weights that a training of `name` loads. Raises `ModelError` for a string that cannot be
+    trained.
 
-    Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
-    Where it trains an `adapter` on weights that stay as they are, those may be in 4 bits, and the folder of an adapter
-    names those that it is for.
+    Options say how weights are loaded to answer; a trainer needs them whole, in its own precision,
+    and as one model. Where it trains an `adapter` on weights that stay as they are, those may be in
+    4 bits, and the folder of an adapter names those that it is for.
     """
     asked = whole = parse_model(name)
     if not asked.local:
         hint = _TRAINABLE
         if asked.scheme == "vllm":
-            hint = f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
+            hint = (
+                f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
+            )
         raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", hint)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
@@ -154,38 +172,46 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
         if not adapter:
             raise ModelError(
                 f"{name!r} cannot be trained whole: it is an adapter, and not a model.",
-                f"Train the adapter on: --lora-rank {rank_on_record(asked.name)}; or merge it into {whole.base} by "
-                "PEFT, and train that.",
+                f"Train the adapter on: --lora-rank {rank_on_record(asked.name)}; or merge it into"
+                f" {whole.base} by PEFT, and train that.",
             )
     in_4_bits = asked.options == LoadOptions(load="nf4")
     if asked.options == LoadOptions() or (adapter and in_4_bits):
         return whole
     if adapter:
         raise ModelError(
-            f"{name!r} cannot be trained: an adapter is trained on weights as they are stored or in 4 bits, and the"
-            " trainer chooses type and device itself.",
+            f"{name!r} cannot be trained: an adapter is trained on weights as they are stored or in"
+            " 4 bits, and the trainer chooses type and device itself.",
             f"Train {asked.base} or {asked.base}?load=nf4.",
         )
     raise ModelError(
-        f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
-        " and the trainer chooses type and device itself.",
-        f"Train {asked.base}." + (" Or train an adapter on weights in 4 bits: --lora-rank 8." if in_4_bits else ""),
+        f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of"
+        " the weights, and the trainer chooses type and device itself.",
+        f"Train {asked.base}."
+        + (" Or train an adapter on weights in 4 bits: --lora-rank 8." if in_4_bits else ""),
     )
 
 
-_TRAINABLE = "What can be trained: a model folder, hf:NAME, gguf:FILE, or a built-in policy such as builtin:cold-start."
+_TRAINABLE = (
+    "What can be trained: a model folder, hf:NAME, gguf:FILE, or a built-in policy such as"
+    " builtin:cold-start."
+)
 
 
 def _not_ours(scheme: str) -> str:
     if scheme == "vllm":
-        return "its weights are the server's, and a trainer changes weights that it has loaded itself"
+        return (
+            "its weights are the server's, and a trainer changes weights that it has loaded itself"
+        )
     if scheme == "scripted":
         return "its answers stand in a file, and there are no weights"
     return f"{scheme!r} names a provider, whose weights are not here"
 
 
 def local_folder(asked: ModelString) -> str:
-    """The folder, or the hub's name, of weights that are loaded here; a GGUF file is converted. Raises `ModelError`."""
+    """The folder, or the hub's name, of weights that are loaded here; a GGUF file is converted.
+    Raises `ModelError`.
+    """
     rest = asked.name
     if asked.scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
@@ -194,7 +220,10 @@ def local_folder(asked: ModelString) -> str:
                 f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}.",
             )
         if not (_SHIPPED / rest / "config.json").exists():
-            raise ModelError(f"The built-in policy {rest!r} is not in this installation.", "`make policy` builds it.")
+            raise ModelError(
+                f"The built-in policy {rest!r} is not in this installation.",
+                "`make policy` builds it.",
+            )
         return str(_SHIPPED / rest)
     if asked.scheme == "hf" and rest:
         return rest
@@ -203,10 +232,15 @@ def local_folder(asked: ModelString) -> str:
     if asked.scheme == "fetched":
         return str(fetched_folder(rest))
     if asked.scheme or not is_folder(rest):
-        hint = "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5."
+        hint = (
+            "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5."
+        )
         if rest.endswith(".gguf"):
             hint = f"Write gguf:{rest} for a GGUF file."
-        raise ModelError(f"There is no model folder {asked.base!r}.", f"{nearest(rest, KNOWN_MODELS)} {hint}".strip())
+        raise ModelError(
+            f"There is no model folder {asked.base!r}.",
+            f"{nearest(rest, KNOWN_MODELS)} {hint}".strip(),
+        )
     return rest
 
 
@@ -214,7 +248,9 @@ def _local(asked: ModelString) -> Backend:
     whole = on_its_base(asked)
     folder = local_folder(whole)
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ModelError(f"Policy {asked.text!r} needs torch and transformers.", f"Run `{to_install('train')}`.")
+        raise ModelError(
+            f"Policy {asked.text!r} needs torch and transformers.", f"Run `{to_install('train')}`."
+        )
     with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
         from hrm_agent.models.loading.load_weights import load_engine
 
@@ -225,19 +261,32 @@ def _scripted(path: Path, name: str) -> Backend:
     from hrm_agent.models.scripted import ScriptedEngine
 
     try:
-        answers = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        answers = [
+            json.loads(line)
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
     except (OSError, ValueError) as error:
-        raise ModelError(f"The script {path} cannot be read: {error}.", "Write one JSON string a line.") from error
+        raise ModelError(
+            f"The script {path} cannot be read: {error}.", "Write one JSON string a line."
+        ) from error
     return ScriptedEngine([str(answer) for answer in answers], name=name)
 
 
-_EXTRAS = {"anthropic": "anthropic", "azure_openai": "openai", "google_genai": "google", "openai": "openai"}
+_EXTRAS = {
+    "anthropic": "anthropic",
+    "azure_openai": "openai",
+    "google_genai": "google",
+    "openai": "openai",
+}
 """Provider -> the extra of this package that brings langchain and the provider's package."""
 
 
 def _hosted(asked: ModelString) -> Backend:
     name, extra = asked.text, _EXTRAS.get(asked.scheme)
-    install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    install = (
+        "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    )
     if extra is not None:
         install = f"Run `{to_install(extra)}`."
     if find_spec("langchain") is None:
@@ -247,8 +296,12 @@ def _hosted(asked: ModelString) -> Backend:
     try:
         return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
     except ImportError as error:
-        raise ModelError(f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install) from error
-    except Exception as error:  # each provider has errors of its own, for a key that is missing, for example
         raise ModelError(
-            f"Policy {name!r} cannot be loaded: {error}", "See LangChain's package for the provider."
+            f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install
+        ) from error
+    # each provider has errors of its own, for a key that is missing, for example
+    except Exception as error:
+        raise ModelError(
+            f"Policy {name!r} cannot be loaded: {error}",
+            "See LangChain's package for the provider.",
         ) from error

@@ -1,15 +1,17 @@
-"""Survey of a model's attention: what each layer asks for, and whether its tokens meet anywhere else.
+"""Survey of a model's attention: what each layer asks for, and whether its tokens meet anywhere
+else.
 
-The engine packs tokens of many conversations into one sequence, and a trainer can. That is right for a model whose
-tokens meet in its attention alone, whose attention can be replaced, and asks for nothing that the replacement leaves
-out. Names of architectures do not say so; one pass over four tokens does. All stand at one position, the first and the
-last are alike, and the attention of that pass gives each token a function of its own query and value. Then the last
-comes out as the first did, unless something else mixes tokens (a convolution, a state space, a memory) or counts
-positions along the sequence. What attention is called with is noted meanwhile: keys and values of each layer, its
-window, its sinks.
+The engine packs tokens of many conversations into one sequence, and a trainer can. That is right
+for a model whose tokens meet in its attention alone, whose attention can be replaced, and asks for
+nothing that the replacement leaves out. Names of architectures do not say so; one pass over four
+tokens does. All stand at one position, the first and the last are alike, and the attention of that
+pass gives each token a function of its own query and value. Then the last comes out as the first
+did, unless something else mixes tokens (a convolution, a state space, a memory) or counts positions
+along the sequence. What attention is called with is noted meanwhile: keys and values of each layer,
+its window, its sinks.
 
-A mask says what the library itself lets a layer see. So masks are asked for, and by `mask_kind` hold one number: the
-window of the layer that gets it.
+A mask says what the library itself lets a layer see. So masks are asked for, and by `mask_kind`
+hold one number: the window of the layer that gets it.
 """
 
 from __future__ import annotations
@@ -37,10 +39,19 @@ __all__ = [
 ]
 
 _KNOWN = {
-    *("cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *(
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    ),
     *("position_ids", "s_aux", "sliding_window", "softcap", "use_cache"),
 }
-"""Arguments of an attention function that are carried out, or change nothing of what is computed here."""
+"""Arguments of an attention function that are carried out, or change nothing of what is computed
+here.
+"""
 _FULL = 0
 _OTHER = -1
 _TOKENS = (1, 2, 3, 1)
@@ -94,11 +105,15 @@ class AttentionSurvey:
     dtype: torch.dtype
     """Number format of keys and values."""
     objection: str | None
-    """Why tokens of several texts cannot stand in one sequence, a clause about the model (None: they can)."""
+    """Why tokens of several texts cannot stand in one sequence, a clause about the model (None:
+    they can).
+    """
 
 
 def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let models run with `attention` as their attention function, and its mask tell the layer's window."""
+    """Let models run with `attention` as their attention function, and its mask tell the layer's
+    window.
+    """
     cast("Any", AttentionInterface).register(name, attention)
     cast("Any", AttentionMaskInterface).register(name, _mask_kind)
 
@@ -106,7 +121,8 @@ def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]])
 def window_of(mask: Tensor | None) -> int | None:
     """Window of a layer, by its mask (None: it sees all before it).
 
-    Raises `ValueError` where the mask is neither causal nor one of a sliding window, or was made by the model itself.
+    Raises `ValueError` where the mask is neither causal nor one of a sliding window, or was made by
+    the model itself.
     """
     if mask is None:
         return None
@@ -117,14 +133,20 @@ def window_of(mask: Tensor | None) -> int | None:
 
 
 def unknown_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Arguments of a call of attention that would change its result in a way that is not computed here."""
-    return sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
+    """Arguments of a call of attention that would change its result in a way that is not computed
+    here.
+    """
+    return sorted(
+        name for name, value in options.items() if value is not None and name not in _KNOWN
+    )
 
 
 def _mask_kind(*_: Any, mask_function: Any, local_size: int | None = None, **__: Any) -> Tensor:
     """Stand-in for a mask, which holds its kind: `_FULL`, the size of a window, or `_OTHER`."""
     kinds = (_FULL,) if local_size is None else (local_size, _FULL)
-    found = next((kind for kind in kinds if _is_of_kind(mask_function, kind, local_size or 2)), _OTHER)
+    found = next(
+        (kind for kind in kinds if _is_of_kind(mask_function, kind, local_size or 2)), _OTHER
+    )
     return torch.full((1, 1, 1, 1), found, dtype=torch.int64)
 
 
@@ -135,7 +157,10 @@ def _is_of_kind(mask_function: Any, kind: int, size: int) -> bool:
         for seen in places:
             expected = seen <= last and (kind == _FULL or seen > last - kind)
             try:
-                if bool(mask_function(first, first, torch.tensor(last), torch.tensor(seen))) != expected:
+                if (
+                    bool(mask_function(first, first, torch.tensor(last), torch.tensor(seen)))
+                    != expected
+                ):
                     return False
             except Exception:  # a function of the texts, which are shorter
                 return False
@@ -174,7 +199,9 @@ class _Notes:
         softcap = options.get("softcap")
         self.layers[number] = LayerAttention(keys, window, sinks, softcap)
         self.dtype = key.dtype
-        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1) + query.mean(-1, keepdim=True)
+        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1) + query.mean(
+            -1, keepdim=True
+        )
         return own.transpose(1, 2).contiguous()
 
     def _object(self, objection: str) -> None:
@@ -182,7 +209,8 @@ class _Notes:
 
 
 def survey(twin: Any) -> AttentionSurvey:
-    """Survey the attention of a model. `twin` calls an attention function that hands on to `packed_step.attend`.
+    """Survey the attention of a model. `twin` calls an attention function that hands on to
+    `packed_step.attend`.
 
     Costs one pass over a few tokens, as a step of sampling does.
     """
@@ -200,10 +228,15 @@ def survey(twin: Any) -> AttentionSurvey:
                 packed_step=notes,
                 logits_to_keep=torch.tensor([0, len(_TOKENS) - 1], device=device),
             )
-    except Exception as error:  # of any kind: the library's code was made for other calls than this one
-        notes.objection = notes.objection or f"a packed step fails ({type(error).__name__}: {_one_line(error)})"
+    # of any kind: the library's code was made for other calls than this one
+    except Exception as error:
+        notes.objection = (
+            notes.objection or f"a packed step fails ({type(error).__name__}: {_one_line(error)})"
+        )
         return AttentionSurvey((), notes.dtype, notes.objection)
-    objection = notes.objection or _missing(notes, int(config.num_hidden_layers)) or _mixes(output.logits)
+    objection = (
+        notes.objection or _missing(notes, int(config.num_hidden_layers)) or _mixes(output.logits)
+    )
     layers = () if objection else tuple(notes.layers[number] for number in sorted(notes.layers))
     return AttentionSurvey(layers, notes.dtype, objection)
 
@@ -225,7 +258,10 @@ def _mixes(logits: Tensor) -> str | None:
     bound = _ALIKE.get(logits.dtype, _ALIKE_EXACT)
     if math.isclose(spread, 0.0) or float((first - last).abs().max()) <= bound * spread:
         return None
-    return "its tokens meet otherwise than by attention, or are told apart by their place in the sequence"
+    return (
+        "its tokens meet otherwise than by attention, or are told apart by their place in the"
+        " sequence"
+    )
 
 
 def _one_line(error: Exception) -> str:

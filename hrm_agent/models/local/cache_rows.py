@@ -1,11 +1,13 @@
 """Which conversation stands in which row of the cache, and what each row is to be fed next.
 
-Per row there are the tokens known so far and how many of them the cache has seen. Everything follows from the two
-numbers: a row that lacks exactly one token is being sampled, one that lacks more is being fed, one that has no job is
-idle and keeps what it has. State is kept in arrays, so that a step costs the same Python for one row and for 256.
+Per row there are the tokens known so far and how many of them the cache has seen. Everything
+follows from the two numbers: a row that lacks exactly one token is being sampled, one that lacks
+more is being fed, one that has no job is idle and keeps what it has. State is kept in arrays, so
+that a step costs the same Python for one row and for 256.
 
-A new prompt takes the longest prefix that any row has: in place if it continues an idle row to its very end (the next
-turn of the same conversation), else as a copy (another sample of the same prompt).
+A new prompt takes the longest prefix that any row has: in place if it continues an idle row to its
+very end (the next turn of the same conversation), else as a copy (another sample of the same
+prompt).
 """
 
 from __future__ import annotations
@@ -55,20 +57,31 @@ class StepInput:
         self.adapters_T = adapters_T
         """Number of the adapter that each token goes through."""
         self.long_T = long_T
-        """Mask of the tokens whose text is beyond the length at which the model takes other rotary factors."""
+        """Mask of the tokens whose text is beyond the length at which the model takes other rotary
+        factors.
+        """
 
 
 class Rows:
     """Tokens and cache of all rows, and what the engine notes beside them. One thread only.
 
-    `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where it has to end;
-    `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom. Its
-    cache is of one `adapter`, and never seen by a prompt for another one; nor is one that is `long` seen by a prompt
-    that is not, where the model takes other rotary factors for texts of more than `switch` tokens.
+    `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where
+    it has to end; `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a
+    schema, and `jobs` for whom. Its cache is of one `adapter`, and never seen by a prompt for
+    another one; nor is one that is `long` seen by a prompt that is not, where the model takes other
+    rotary factors for texts of more than `switch` tokens.
     """
 
-    def __init__(self, pool: KVPool, switch: int | None = None, *, windows: Sequence[int | None] | None = None) -> None:
-        """`windows`: tokens that each layer sees, itself included (None: all before it, in all layers or in one)."""
+    def __init__(
+        self,
+        pool: KVPool,
+        switch: int | None = None,
+        *,
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
+        """`windows`: tokens that each layer sees, itself included (None: all before it, in all
+        layers or in one).
+        """
         self.pool = pool
         self._switch = switch
         self._windows = tuple(windows or [None] * len(pool.shape.layers))
@@ -96,12 +109,19 @@ class Rows:
             "jobs": np.full(rows, None, object),
         }
         for name, array in old.items():
-            kept = tuple(slice(0, min(a, b)) for a, b in zip(array.shape, self._state[name].shape, strict=True))
+            kept = tuple(
+                slice(0, min(a, b))
+                for a, b in zip(array.shape, self._state[name].shape, strict=True)
+            )
             self._state[name][kept] = array[kept]
         self.tokens, self.logprobs = self._state["tokens"], self._state["logprobs"]
         self.known, self.cached = self._state["known"], self._state["cached"]
         self.kind, self.used_at = self._state["kind"], self._state["used_at"]
-        self.start, self.limit, self.seed = self._state["start"], self._state["limit"], self._state["seed"]
+        self.start, self.limit, self.seed = (
+            self._state["start"],
+            self._state["limit"],
+            self._state["seed"],
+        )
         self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
         self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
         self.adapter, self.long = self._state["adapter"], self._state["long"]
@@ -111,8 +131,8 @@ class Rows:
         return int((self.kind != IDLE).sum())
 
     def prefixes(self, prompt: Array, adapter: int = 0) -> Array:
-        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of another adapter, and
-        for those that have other rotary factors.
+        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of
+        another adapter, and for those that have other rotary factors.
         """
         width = min(len(prompt), self.pool.length)
         differs = self.tokens[:, :width] != prompt[:width]
@@ -185,22 +205,30 @@ class Rows:
     def plan(self) -> StepInput | None:
         """The next step; None if there is nothing to do. Rows have to be arranged."""
         sampling = int((self.kind == SAMPLING).sum())
-        lacking_F = (self.known - self.cached)[sampling : sampling + int((self.kind == FEEDING).sum())]
+        lacking_F = (self.known - self.cached)[
+            sampling : sampling + int((self.kind == FEEDING).sum())
+        ]
         fed_F = self._portions(lacking_F, sampling)
         if not sampling and not len(fed_F):
             return None
         fed_R = np.concatenate([np.ones(sampling, np.int64), fed_F])
         rows_T = np.repeat(np.arange(len(fed_R)), fed_R)
         ends_R = np.cumsum(fed_R)
-        positions_T = np.arange(len(rows_T)) - np.repeat(ends_R - fed_R, fed_R) + self.cached[rows_T]
+        positions_T = (
+            np.arange(len(rows_T)) - np.repeat(ends_R - fed_R, fed_R) + self.cached[rows_T]
+        )
         done_R = self.cached[: len(fed_R)] + fed_R == self.known[: len(fed_R)]
         feeding = self._feeding(sampling, fed_F)
         masks = {each: self._masks(sampling, fed_F, each) for each in set(self._windows)}
         of_layers = tuple(masks[each] for each in self._windows)
-        step = PackedStep(self.pool, self._written(rows_T, positions_T), sampling, feeding, of_layers)
+        step = PackedStep(
+            self.pool, self._written(rows_T, positions_T), sampling, feeding, of_layers
+        )
         ids_T = self.tokens[rows_T, positions_T]
         last_S, row_S = (ends_R - 1)[done_R], np.flatnonzero(done_R)
-        return StepInput(ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T], self.long[rows_T])
+        return StepInput(
+            ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T], self.long[rows_T]
+        )
 
     def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
         """Enter what a step fed and sampled."""
@@ -215,12 +243,16 @@ class Rows:
             self._begin_again(rows[self.known[rows] > self._switch])
 
     def _begin_again(self, rows: Array) -> None:
-        """Feed texts that have grown beyond the switch once more, from their beginning, with the other factors."""
+        """Feed texts that have grown beyond the switch once more, from their beginning, with the
+        other factors.
+        """
         grown = rows[~self.long[rows]]
         self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
-        """How many tokens each of the first feeding rows gets, so that a step stays small and its mask too."""
+        """How many tokens each of the first feeding rows gets, so that a step stays small and its
+        mask too.
+        """
         if not len(lacking_F):
             return lacking_F
         window = int((self.known[first : first + len(lacking_F)]).max())
@@ -256,11 +288,15 @@ class Rows:
         feeding = None
         if len(fed_F):
             offsets_FL = np.minimum(np.arange(int(fed_F.max())), fed_F[:, None] - 1)
-            feeding = self._mask(self.cached[sampling : sampling + len(fed_F), None] + offsets_FL, window)
+            feeding = self._mask(
+                self.cached[sampling : sampling + len(fed_F), None] + offsets_FL, window
+            )
         return Masks(self._mask(last_S1, window) if sampling else None, feeding)
 
     def _mask(self, last_RL: Array, window: int | None) -> Mask:
-        """Mask for tokens at the positions `last_RL`, each of which sees those up to its own, or the last `window`."""
+        """Mask for tokens at the positions `last_RL`, each of which sees those up to its own, or
+        the last `window`.
+        """
         longest = int(last_RL.max()) + 1
         stop = min(-(-longest // _WIDTH) * _WIDTH, self.pool.length)
         start = 0 if window is None else max(0, int(last_RL.min()) + 1 - window) // _WIDTH * _WIDTH

@@ -1,15 +1,16 @@
 """Answers held to a JSON schema while they are sampled.
 
-llguidance keeps one automaton an answer and says which tokens may come next. Of the libraries that do this it is the
-one that needs nothing but a tokenizer (xgrammar brings triton and a compiler of its own, outlines-core wants the whole
-automaton before the first token, lm-format-enforcer walks the vocabulary in Python), builds its automaton as the answer
-goes on, and has limits of its own for each step. A schema is compiled once per engine, in a thread that holds no lock
-of Python's, and for so long only: a schema that takes longer, that is larger than a person would write, or that the
-library does not know, is not enforced, and the answer says so (`Completion.constrained`). The vocabulary, which the
-first schema has to wait for, takes the time that it takes: it is the engine's own and of a known size.
+llguidance keeps one automaton an answer and says which tokens may come next. Of the libraries that
+do this it is the one that needs nothing but a tokenizer (xgrammar brings triton and a compiler of
+its own, outlines-core wants the whole automaton before the first token, lm-format-enforcer walks
+the vocabulary in Python), builds its automaton as the answer goes on, and has limits of its own for
+each step. A schema is compiled once per engine, in a thread that holds no lock of Python's, and for
+so long only: a schema that takes longer, that is larger than a person would write, or that the
+library does not know, is not enforced, and the answer says so (`Completion.constrained`).
 
-What is chosen under a mask is not what the model would have chosen. The log-prob on record stays the model's own, of
-the whole vocabulary, and the call is marked, so that no trainer takes it for a sample of the policy.
+What is chosen under a mask is not what the model would have chosen. The log-prob on record stays
+the model's own, of the whole vocabulary, and the call is marked, so that no trainer takes it for a
+sample of the policy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _LONGEST = 1 << 16
 _KEPT = 256
 """Schemas of an engine; a graph has a handful."""
 _SPACE = r"( |\n {0,16})"
-"""Between the parts of a JSON text: without an end, a model that has lost its way writes nothing else."""
+"""Between the parts of a JSON text: without an end, a model that has lost its way writes nothing
+else.
+"""
 
 Array = np.ndarray[Any, Any]
 
@@ -49,13 +52,17 @@ class ConstrainedAnswer:
         self._end_of_turn = end_of_turn
 
     def allowed(self) -> Array:
-        """[vocabulary] True where a token may come next; the end of the turn where the text is complete.
+        """[vocabulary] True where a token may come next; the end of the turn where the text is
+        complete.
 
-        Everything, where the automaton has grown beyond its limits: whoever reads the answer parses it all the same.
+        Everything, where the automaton has grown beyond its limits: whoever reads the answer parses
+        it all the same.
         """
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-            allowed_V = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: self._size].astype(bool)
+            allowed_V = np.unpackbits(self._words.view(np.uint8), bitorder="little")[
+                : self._size
+            ].astype(bool)
             if allowed_V.any():
                 return allowed_V
         return np.ones(self._size, bool)
@@ -85,8 +92,11 @@ class Schemas:
         return None
 
     def compile(self, schema: Mapping[str, Any]) -> Future[Any]:
-        """What answers to `schema` begin from; its result is None where the schema cannot be enforced."""
-        text = json.dumps(schema, default=str)  # unsorted: answers follow the order of its properties
+        """What answers to `schema` begin from; its result is None where the schema cannot be
+        enforced.
+        """
+        # unsorted: answers follow the order of its properties
+        text = json.dumps(schema, default=str)
         with self._lock:
             known = self._compiled.get(text)
             if known is None:
@@ -102,31 +112,39 @@ class Schemas:
             wait([compiled], COMPILE_SECONDS)
 
     def begin(self, compiled: Future[Any]) -> ConstrainedAnswer | None:
-        """An answer that is held to a compiled schema; None if it was not compiled, or not in time."""
+        """An answer that is held to a compiled schema; None if it was not compiled,
+        or not in time.
+        """
         matcher = compiled.result() if compiled.done() else None
-        return None if matcher is None else ConstrainedAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
+        return (
+            None
+            if matcher is None
+            else ConstrainedAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
+        )
 
-    def _begun(self, text: str) -> Future[Any]:
-        if len(text) > _LONGEST or self.lack is not None:
-            refused: Future[Any] = Future()
-            refused.set_result(None)
-            return refused
-        if self._vocabulary is None:
-            self._vocabulary = _in_thread(self._read_vocabulary)
-        vocabulary = self._vocabulary
-        return _in_thread(lambda: self._matcher(vocabulary.result(), text))
+    def _compile(self, text: str, compiled: Future[Any]) -> None:
+        try:
+            compiled.set_result(self._matcher(text))
+        # whatever the library says of a schema that it does not know; a panic is no Exception
+        except BaseException:
+            compiled.set_result(None)
 
     def _read_vocabulary(self) -> Any:
         from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        return from_tokenizer(self._codec.tokenizer, self._size, self._codec.end_of_turn, LLTokenizer.json_slices())
-
-    def _matcher(self, vocabulary: Any, text: str) -> Any:
-        from llguidance import LLMatcher, LLParserLimits
-
+        with self._building:
+            if self._tokens is None:
+                self._tokens = from_tokenizer(
+                    self._codec.tokenizer,
+                    self._size,
+                    self._codec.end_of_turn,
+                    LLTokenizer.json_slices(),
+                )
         grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
-        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(
+            self._tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
+        )
         return None if matcher.is_error() else matcher
 
 

@@ -1,20 +1,26 @@
 """The in-process engine: one loop in a background thread that samples for every graph run at once.
 
-Any number of threads and event loops `submit` requests. The loop takes all that have arrived, puts each into a row of
-the cache behind the longest prefix that is there already (`hrm_agent.models.local.cache_rows`), and runs packed steps
+Any number of threads and event loops `submit` requests. The loop takes all that have arrived, puts
+each into a row of the cache behind the longest prefix that is there already
+(`hrm_agent.models.local.cache_rows`), and runs packed steps
 (`hrm_agent.models.local.packed_attention`) until nothing is left to sample; then it sleeps. So
 
-* a conversation that comes back with a tool's result goes on where it was, and only the new tokens are fed;
+* a conversation that comes back with a tool's result goes on where it was, and only the new tokens
+  are fed;
 * of the samples of one prompt the first is fed and the others copy its prefix;
-* no run waits for another: rows begin and end at any step, and a pass feeds prompts and samples at once.
+* no run waits for another: rows begin and end at any step, and a pass feeds prompts and samples at
+  once.
 
-An answer is a function of (weights, prompt, seed). Others beside it change the last bits of its logits, not its noise.
+An answer is a function of (weights, prompt, seed). Others beside it change the last bits of its
+logits, not its noise.
 
-Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
-request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
+Weights: the engine shares them with the model that it is given. A trainer changes that model in
+place while no request is under way and then calls `publish`, or hands a state dict to `publish`,
+which waits until no request is.
 
-Limits: models whose tokens meet in their attention alone, which can be replaced; others are refused when they are
-loaded (`hrm_agent.models.local.attention_survey`). Memory reserved for a long conversation is kept.
+Limits: models whose tokens meet in their attention alone, which can be replaced; others are refused
+when they are loaded (`hrm_agent.models.local.attention_survey`). Memory reserved for a long
+conversation is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +48,12 @@ from hrm_agent.models.local.constrained_decoding import Schemas
 from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.long_rope import LongRope
-from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
+from hrm_agent.models.local.model_inspection import (
+    capabilities_of,
+    kv_shape,
+    load_weights,
+    longest_conversation,
+)
 from hrm_agent.models.local.packed_attention import not_in_process, replica
 from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
@@ -56,7 +67,9 @@ Array = np.ndarray[Any, Any]
 
 _KV_BYTES = 4 << 30
 _WORTH_WAITING = 16
-"""Tokens of a prefix for which a request waits until the row that is being fed with it can be copied."""
+"""Tokens of a prefix for which a request waits until the row that is being fed with it can be
+copied.
+"""
 
 
 class TransformersEngine:
@@ -75,8 +88,8 @@ class TransformersEngine:
         threads: int | None = None,
         kv_bytes: int = _KV_BYTES,
     ) -> None:
-        """`max_slots` conversations at once, of at most `max_length` tokens, in at most `kv_bytes` of cache.
-        `threads` are those of torch in the loop; None leaves them as they are.
+        """`max_slots` conversations at once, of at most `max_length` tokens, in at most `kv_bytes`
+        of cache. `threads` are those of torch in the loop; None leaves them as they are.
         """
         self.name = name
         self.codec: PolicyCodec = (
@@ -90,7 +103,9 @@ class TransformersEngine:
         self.usual_answer = own.run.max_tokens or usual_answer(self.max_length)
         """Most completion tokens of an answer for which nobody named a limit."""
         self.fed_tokens = 0
-        """Tokens that went through the model so far; what was found in the cache is not among them."""
+        """Tokens that went through the model so far;
+        what was found in the cache is not among them.
+        """
         self.sampled_tokens = 0
         self._model = replica(model)
         found = survey(self._model)
@@ -131,7 +146,9 @@ class TransformersEngine:
             return future
         job = PendingRequest(request, future, self.max_length)
         job.adapter = 0 if self._route is None else self._route.number(request.role)
-        future.add_done_callback(lambda done: self._cancelled.append(job) if done.cancelled() else None)
+        future.add_done_callback(
+            lambda done: self._cancelled.append(job) if done.cancelled() else None
+        )
         schema = None if request.schema is None else self.schemas.compile(request.schema)
         if schema is None or schema.done():
             self._queue(job, schema)
@@ -158,8 +175,9 @@ class TransformersEngine:
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Answer with new weights from now on; returns once they are in force.
 
-        Requests under way end with the weights that they began with, so none mixes two. With a state dict the weights
-        are copied from it; without one the shared model has been changed in place. Either way the cache is dropped.
+        Requests under way end with the weights that they began with, so none mixes two. With a
+        state dict the weights are copied from it; without one the shared model has been changed in
+        place. Either way the cache is dropped.
         """
         if threading.current_thread() is self._loop:
             raise RuntimeError("publish() waits for the engine's loop and cannot be called from it")
@@ -173,7 +191,9 @@ class TransformersEngine:
 
     def capabilities(self) -> Capabilities:
         """What it can do."""
-        return capabilities_of(self._model, self.max_length, self.schemas.lack, getattr(self.codec, "speech", None))
+        return capabilities_of(
+            self._model, self.max_length, self.schemas.lack, getattr(self.codec, "speech", None)
+        )
 
     def close(self) -> None:
         """Stop the loop; pending requests fail with `ModelError`."""
@@ -259,7 +279,11 @@ class TransformersEngine:
         return tensor_on(device, held_S), tensor_on(device, allowed)
 
     def _forward(self, step: StepInput) -> torch.Tensor:
-        keep = step.last_S if len(step.row_S) else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
+        keep = (
+            step.last_S
+            if len(step.row_S)
+            else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
+        )
         if self._route is not None:
             self._route.by_token(step.adapters_T, keep.device)
         if self._rope is not None:
@@ -277,9 +301,13 @@ class TransformersEngine:
     def _end_answers(self, row_S: Array, token_S: Array) -> None:
         rows = self._rows
         control_S = self._is_control[token_S]
-        stopped_S = np.asarray([rows.jobs[row].watched and self._watch(rows.jobs[row], row) for row in row_S])
+        stopped_S = np.asarray(
+            [rows.jobs[row].watched and self._watch(rows.jobs[row], row) for row in row_S]
+        )
         ended_S = control_S | stopped_S | (rows.known[row_S] >= rows.limit[row_S])
-        for row, token, control, stopped in np.stack([row_S, token_S, control_S, stopped_S], axis=1)[ended_S].tolist():
+        for row, token, control, stopped in np.stack(
+            [row_S, token_S, control_S, stopped_S], axis=1
+        )[ended_S].tolist():
             if stopped or token in self.codec.ends:
                 self._finish(row, FinishReason.STOP)
             else:
@@ -310,7 +338,11 @@ class TransformersEngine:
         tokens, logprobs = rows.tokens[row, answer].tolist(), rows.logprobs[row, answer].tolist()
         self._release(row, job)
         version, constrained = self.policy_version, job.held is not None
-        job.complete(Completion(tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained))
+        job.complete(
+            Completion(
+                tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained
+            )
+        )
 
     def _release(self, row: int, job: PendingRequest) -> None:
         job.fed = True
@@ -354,7 +386,9 @@ class TransformersEngine:
         return True
 
     def _place(self, job: PendingRequest) -> bool:
-        """Give a row to a request; False if it had better wait for a prefix that is being fed just now."""
+        """Give a row to a request; False if it had better wait for a prefix that is being fed just
+        now.
+        """
         rows = self._rows
         prefix_R = rows.prefixes(job.prompt, job.adapter)
         ready = int(np.minimum(prefix_R, rows.cached).max())
@@ -367,7 +401,9 @@ class TransformersEngine:
         rows.start[row], rows.limit[row], rows.jobs[row] = len(job.prompt), job.limit, job
         rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p
         rows.held[row], rows.adapter[row] = job.held is not None, job.adapter
-        rows.seed[row] = seed_state(secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        rows.seed[row] = seed_state(
+            secrets.randbits(63) if sampling.seed is None else sampling.seed
+        )
         job.queue_seconds = time.monotonic() - job.submitted_at
         return True
 
@@ -385,7 +421,9 @@ class TransformersEngine:
             self._rows.forget()
 
     def _start_afresh(self) -> None:
-        """Empty the cache; where even that fails (a device out of order, say), the engine closes."""
+        """Empty the cache; where even that fails (a device out of order, say),
+        the engine closes.
+        """
         try:
             self._rows.forget()
         except BaseException as error:  # an engine that cannot go on has to say so to later callers
@@ -405,5 +443,7 @@ class TransformersEngine:
             done.set_exception(error)
 
     def _closed(self) -> ModelError:
-        why = "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"
+        why = (
+            "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"
+        )
         return ModelError(f"The engine {self.name!r} is closed{why}.", "Open a new engine.")

@@ -1,15 +1,16 @@
 """When a step is worth taking: not while those who ask are still on their way.
 
-A graph's next turn comes a few hundred callbacks after its tool's result, and all graphs of a rollout share one event
-loop. An engine that takes a step for the few requests that are there takes many thin steps, and each costs about as
-much as a full one, in Python that the event loop waits for. So before a step for less than half of the requests that
-there were lately, the engine looks whether the loop that asks still has something to run, and lets it go on while it
-has.
+A graph's next turn comes a few hundred callbacks after its tool's result, and all graphs of a
+rollout share one event loop. An engine that takes a step for the few requests that are there takes
+many thin steps, and each costs about as much as a full one, in Python that the event loop waits
+for. So before a step for less than half of the requests that there were lately, the engine looks
+whether the loop that asks still has something to run, and lets it go on while it has.
 
-Little can be lost: while the engine waits, the loop is at work on what the engine will be asked. A wait ends when half
-of the requests are there, when the loop is idle, or after a tenth of a second; and how many there were is forgotten
-within some seconds, so that a loop that is never idle for other reasons is not waited for long. A loop that stands
-still (a node that blocks it until it has its answer) is waited for once, not at each step.
+Little can be lost: while the engine waits, the loop is at work on what the engine will be asked. A
+wait ends when half of the requests are there, when the loop is idle, or after a tenth of a second;
+and how many there were is forgotten within some seconds, so that a loop that is never idle for
+other reasons is not waited for long. A loop that stands still (a node that blocks it until it has
+its answer) is waited for once, not at each step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _HALF_LIFE_SECONDS = 5.0
 
 
 class Gathering:
-    """Looks at the event loop that asked last. `called` in the callers' threads, all else in the engine's."""
+    """Looks at the event loop that asked last. `called` in the callers' threads, all else in the
+    engine's.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,9 +49,13 @@ class Gathering:
             self._loop = None
 
     def wait(self, requests: Callable[[], int]) -> None:
-        """Return when a step is worth taking for the `requests` that are there, which may grow meanwhile."""
+        """Return when a step is worth taking for the `requests` that are there, which may grow
+        meanwhile.
+        """
         loop, now = self._loop, time.monotonic()
-        self._most = max(requests(), self._most * 0.5 ** ((now - self._counted_at) / _HALF_LIFE_SECONDS))
+        self._most = max(
+            requests(), self._most * 0.5 ** ((now - self._counted_at) / _HALF_LIFE_SECONDS)
+        )
         self._counted_at = now
         if loop is None or self._stands or not requests() or 2 * requests() >= self._most:
             return

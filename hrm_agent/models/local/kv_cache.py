@@ -1,11 +1,13 @@
 """Keys and values of all conversations of an engine, in one block of memory.
 
-The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]; where layers differ in heads or
-in their size, there is one for each shape. Rows in use are kept together at its start, so that attention reads a view
-of them and nothing is gathered in a step; a row that ends or begins is swapped to its place, once. An idle row keeps
-its contents until it is needed for something else.
+The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]; where
+layers differ in heads or in their size, there is one for each shape. Rows in use are kept together
+at its start, so that attention reads a view of them and nothing is gathered in a step; a row that
+ends or begins is swapped to its place, once. An idle row keeps its contents until it is needed for
+something else.
 
-Memory is bounded in tokens (`rows * length`): rows are few while conversations are long. Length grows by doubling.
+Memory is bounded in tokens (`rows * length`): rows are few while conversations are long. Length
+grows by doubling.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.dtype.itemsize * sum(each.heads * (each.key_size + each.value_size) for each in self.layers)
+        return self.dtype.itemsize * sum(
+            each.heads * (each.key_size + each.value_size) for each in self.layers
+        )
 
     @property
     def heads(self) -> set[int]:
@@ -59,7 +63,9 @@ class KVShape:
 
     def vectors(self) -> list[tuple[int, int]]:
         """Heads and size of each layer's keys and of its values, in turn."""
-        return [(each.heads, size) for each in self.layers for size in (each.key_size, each.value_size)]
+        return [
+            (each.heads, size) for each in self.layers for size in (each.key_size, each.value_size)
+        ]
 
 
 _Blocks = dict[tuple[int, int], torch.Tensor]
@@ -118,12 +124,16 @@ class KVPool:
             block[:, target, :, :length] = block[:, source, :, :length]
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move rows at once: (from, to, number of tokens) each. A row may be emptied and filled in one go.
+        """Move rows at once: (from, to, number of tokens) each. A row may be emptied and filled in
+        one go.
 
-        Row by row: a row's heads are runs of memory and copied as such, where an indexed copy goes number by number.
+        Row by row: a row's heads are runs of memory and copied as such, where an indexed copy goes
+        number by number.
         """
         for block in self._blocks.values():
-            taken = [(block[:, source, :, :length].clone(), target) for source, target, length in moves]
+            taken = [
+                (block[:, source, :, :length].clone(), target) for source, target, length in moves
+            ]
             for contents, target in taken:
                 block[:, target, :, : contents.shape[2]] = contents
 
@@ -136,11 +146,15 @@ class KVPool:
         shape = self.shape
         counts = Counter(shape.vectors())
         return {
-            (heads, size): torch.zeros((count, rows, heads, length, size), dtype=shape.dtype, device=shape.device)
+            (heads, size): torch.zeros(
+                (count, rows, heads, length, size), dtype=shape.dtype, device=shape.device
+            )
             for (heads, size), count in counts.items()
         }
 
 
-def tensor_on(device: torch.device, array: np.ndarray[Any, Any], dtype: torch.dtype | None = None) -> torch.Tensor:
+def tensor_on(
+    device: torch.device, array: np.ndarray[Any, Any], dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """An array as a tensor on `device`; on the CPU the two share their memory."""
     return _torch.from_numpy(array).to(device, dtype)

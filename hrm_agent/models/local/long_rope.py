@@ -1,18 +1,21 @@
-"""Models whose rotary positions depend on the length of a text: longrope (Phi-3.5, Phi-4-mini), and dynamic scaling.
+"""Models whose rotary positions depend on the length of a text: longrope (Phi-3.5, Phi-4-mini), and
+dynamic scaling.
 
-With longrope there are two sets of factors: short ones up to `original_max_position_embeddings` tokens, long ones
-beyond. transformers takes the long ones for a whole pass if any position in it is beyond, so that an answer would
-depend on what is computed beside it. Here each text has its own, and which ones is a function of the text alone:
+With longrope there are two sets of factors: short ones up to `original_max_position_embeddings`
+tokens, long ones beyond. transformers takes the long ones for a whole pass if any position in it is
+beyond, so that an answer would depend on what is computed beside it. Here each text has its own,
+and which ones is a function of the text alone:
 
     a token is predicted as by one pass of the model over all that stands before it, with no cache and nothing beside
 
-So tokens that follow at most `original_max_position_embeddings` others are predicted with the short factors, and all
-later ones with the long factors *for the whole text before them*. That is what `generate` of transformers does with
-Phi-3, too: where a text grows beyond, it computes its cache again. A server that takes one set for all texts (vLLM
-does, by its `--max-model-len`) is another policy on the texts of the other set.
+So tokens that follow at most `original_max_position_embeddings` others are predicted with the short
+factors, and all later ones with the long factors *for the whole text before them*. That is what
+`generate` of transformers does with Phi-3, too: where a text grows beyond, it computes its cache
+again. A server that takes one set for all texts (vLLM does, by its `--max-model-len`) is another
+policy on the texts of the other set.
 
-Dynamic scaling has other factors for every length beyond `max_position_embeddings`. There a cache would be of no use,
-and no engine here answers beyond; what is longer is refused.
+Dynamic scaling has other factors for every length beyond `max_position_embeddings`. There a cache
+would be of no use, and no engine here answers beyond; what is longer is refused.
 """
 
 from __future__ import annotations
@@ -38,24 +41,33 @@ class LongRope:
     """Which tokens of a pass get the long factors. To be used by one thread at a time."""
 
     def __init__(self, layers: list[nn.Module], switch: int) -> None:
-        """`layers` are those that compute rotary positions; `switch` is the length up to which factors are short."""
+        """`layers` are those that compute rotary positions; `switch` is the length up to which
+        factors are short.
+        """
         self.switch = switch
         self._layers = layers
         self._long: Tensor | bool = False
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """The rotary embedding of a model, within its wrappers (None: its factors are the same for all texts)."""
-        switches = {int(each["original_max_position_embeddings"]) for each in _tables(model, _LONGROPE)}
+        """The rotary embedding of a model, within its wrappers (None: its factors are the same for
+        all texts).
+        """
+        switches = {
+            int(each["original_max_position_embeddings"]) for each in _tables(model, _LONGROPE)
+        }
         if not switches:
             return None
         if len(switches) > 1:
             raise ModelError(
-                f"The layers of {type(model).__name__} change their rotary factors at different lengths "
-                f"(original_max_position_embeddings = {', '.join(map(str, sorted(switches)))}).",
+                f"The layers of {type(model).__name__} change their rotary factors at different"
+                " lengths (original_max_position_embeddings ="
+                f" {', '.join(map(str, sorted(switches)))}).",
                 "Use another model: texts beside each other could not be told apart in it.",
             )
-        layers = [each for each in model.modules() if _LONGROPE in _kinds(getattr(each, "rope_type", ()))]
+        layers = [
+            each for each in model.modules() if _LONGROPE in _kinds(getattr(each, "rope_type", ()))
+        ]
         return cls(layers, switches.pop())
 
     @classmethod
@@ -68,11 +80,17 @@ class LongRope:
 
     def by_token(self, long_T: np.ndarray[Any, Any], device: torch.device) -> None:
         """Which tokens of the next pass, [1, T], are of texts beyond the switch."""
-        self._long = tensor_on(device, long_T)[None] if long_T.any() and not long_T.all() else bool(long_T.any())
+        self._long = (
+            tensor_on(device, long_T)[None]
+            if long_T.any() and not long_T.all()
+            else bool(long_T.any())
+        )
 
     @contextmanager
     def sides(self, long_BT: Tensor) -> Generator[None]:
-        """Within the block the tokens of a pass have long factors where it says so, and short ones elsewhere."""
+        """Within the block the tokens of a pass have long factors where it says so, and short ones
+        elsewhere.
+        """
         self._long = long_BT if bool(long_BT.any()) else False
         handles = self._hooked()
         try:
@@ -82,12 +100,18 @@ class LongRope:
                 handle.remove()
 
     def _hooked(self) -> list[RemovableHandle]:
-        return [layer.register_forward_hook(self._chosen, with_kwargs=True) for layer in self._layers]
+        return [
+            layer.register_forward_hook(self._chosen, with_kwargs=True) for layer in self._layers
+        ]
 
-    def _chosen(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
-        """In place of what the layer gave. It looks at the largest position only, and is given one of the wanted side.
+    def _chosen(
+        self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], _: Any
+    ) -> tuple[Tensor, ...]:
+        """In place of what the layer gave. It looks at the largest position only, and is given one
+        of the wanted side.
 
-        The positions of tokens with short factors are below the switch, but for tokens that nothing follows.
+        The positions of tokens with short factors are below the switch, but for tokens that nothing
+        follows.
         """
         call: Any = layer.forward
         named = {**dict(zip(("x", "position_ids", "layer_type"), given, strict=False)), **named}
@@ -98,7 +122,10 @@ class LongRope:
             found = call(position_ids=torch.cat([positions, beyond], -1), **named)
             long = tuple(each[..., :-1, :] for each in cast("tuple[Tensor, ...]", found))
         if self._long is not True:
-            short = cast("tuple[Tensor, ...]", call(position_ids=positions.clamp(max=self.switch - 1), **named))
+            short = cast(
+                "tuple[Tensor, ...]",
+                call(position_ids=positions.clamp(max=self.switch - 1), **named),
+            )
         if long is None or short is None:
             return cast("tuple[Tensor, ...]", long or short)
         side = cast("Tensor", self._long)[..., None]
@@ -111,7 +138,9 @@ def depends_on_length(model: nn.Module) -> bool:
 
 
 def dynamic_limit(model: nn.Module) -> int | None:
-    """Tokens beyond which the factors of a model depend on the length to the token; None if they never do."""
+    """Tokens beyond which the factors of a model depend on the length to the token; None if they
+    never do.
+    """
     if not _tables(model, _DYNAMIC):
         return None
     return int(_config(model).max_position_embeddings)
@@ -124,10 +153,14 @@ def _config(model: nn.Module) -> Any:
 
 
 def _tables(model: nn.Module, kind: str) -> list[Mapping[str, Any]]:
-    """The parameters of rotary positions that are of a kind; a model may have some for each kind of its layers."""
+    """The parameters of rotary positions that are of a kind; a model may have some for each kind of
+    its layers.
+    """
     table = getattr(_config(model), "rope_parameters", None) or {}
     tables = [table, *table.values()]
-    return [each for each in tables if isinstance(each, Mapping) and kind in str(each.get("rope_type"))]
+    return [
+        each for each in tables if isinstance(each, Mapping) and kind in str(each.get("rope_type"))
+    ]
 
 
 def _kinds(named: Any) -> tuple[str, ...]:

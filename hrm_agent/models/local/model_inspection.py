@@ -27,12 +27,18 @@ def kv_shape(model: Any, found: AttentionSurvey) -> KVShape:
     return KVShape(tuple(each.keys for each in found.layers), found.dtype, embedding.device)
 
 
-def capabilities_of(model: Any, max_length: int, no_schema: Lack | None, speech: Speech | None) -> Capabilities:
+def capabilities_of(
+    model: Any, max_length: int, no_schema: Lack | None, speech: Speech | None
+) -> Capabilities:
     """Capabilities of the model in this process.
 
-    `no_schema`: the reason why answers cannot be held to a schema. `speech`: what the test of its template showed.
+    `no_schema`: the reason why answers cannot be held to a schema. `speech`: what the test of its
+    template showed.
     """
-    quantized, adapted = quantization(model), any(".lora_" in name for name, _ in model.named_parameters())
+    quantized, adapted = (
+        quantization(model),
+        any(".lora_" in name for name, _ in model.named_parameters()),
+    )
     return Capabilities(
         kind="transformers",
         tools=speech is None or not any(fault.about_tools for fault in speech.faults),
@@ -63,18 +69,24 @@ def quantization(model: Any) -> str | None:
 
 
 def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights in, in place; tied ones may be left out, as files leave them out. Raises `ModelError`.
+    """Copy weights in, in place; tied ones may be left out, as files leave them out. Raises
+    `ModelError`.
 
-    Names are compared before anything is copied, so that a wrong state dict leaves the model as it was.
+    Names are compared before anything is copied, so that a wrong state dict leaves the model as it
+    was.
     """
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     given = {id(own[key]) for key in own.keys() & state_dict.keys()}
-    wrong = [key for key in own if id(own[key]) not in given] + sorted(state_dict.keys() - own.keys())
-    wrong += [key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape]
+    wrong = [key for key in own if id(own[key]) not in given] + sorted(
+        state_dict.keys() - own.keys()
+    )
+    wrong += [
+        key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape
+    ]
     if wrong:
         raise ModelError(
-            f"The weights do not fit the model: {len(wrong)} are missing, unknown or of another shape, "
-            f"{wrong[0]!r} for example.",
+            f"The weights do not fit the model: {len(wrong)} are missing, unknown or of another"
+            f" shape, {wrong[0]!r} for example.",
             "Publish the state dict of the same architecture.",
         )
     with torch.no_grad():

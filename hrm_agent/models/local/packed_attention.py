@@ -1,19 +1,20 @@
 """One forward pass over whatever there is to feed, without padding.
 
-A step packs one token of every conversation that is being sampled, and all new tokens of those that have just been
-put or continued, into one sequence [1, tokens]. Every layer of the model then sees exactly the tokens that are
-needed, at the efficiency of one large matrix product. Only attention has to know what belongs together, so the model
-runs with an attention function of ours: it stores keys and values in the pool, and lets each conversation attend to
-its own row.
+A step packs one token of every conversation that is being sampled, and all new tokens of those that
+have just been put or continued, into one sequence [1, tokens]. Every layer of the model then sees
+exactly the tokens that are needed, at the efficiency of one large matrix product. Only attention
+has to know what belongs together, so the model runs with an attention function of ours: it stores
+keys and values in the pool, and lets each conversation attend to its own row.
 
-Query heads that share a key head are laid side by side as if they were more query positions: keys and values are read
-in place and never repeated in memory, which on a small model is the difference between attention dominating and not.
+Query heads that share a key head are laid side by side as if they were more query positions: keys
+and values are read in place and never repeated in memory, which on a small model is the difference
+between attention dominating and not.
 
-A layer with a sliding window reads the part of the rows that the window reaches. Sinks and bounded scores are written
-out (`_written_out`), since no fused kernel has them.
+A layer with a sliding window reads the part of the rows that the window reaches. Sinks and bounded
+scores are written out (`_written_out`), since no fused kernel has them.
 
-The model itself stays untouched: the engine runs a `replica` that shares its weights, with its own configuration and
-its own train / eval flag. A trainer may go on using the original.
+The model itself stays untouched: the engine runs a `replica` that shares its weights, with its own
+configuration and its own train / eval flag. A trainer may go on using the original.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _NAME = "hrm_agent_packed"
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """The conversations that get several tokens in this step: rows `first` to `first + count` of the pool."""
+    """The conversations that get several tokens in this step: rows `first` to `first + count` of
+    the pool.
+    """
 
     first: int
     """First row of the pool."""
@@ -63,7 +66,9 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which positions of the rows each token sees in layers of one kind (None if there is no row of that sort)."""
+    """Which positions of the rows each token sees in layers of one kind (None if there is no row of
+    that sort).
+    """
 
     sampling: Mask | None
     """Mask of shape [sampling, 1, 1, positions]."""
@@ -73,12 +78,16 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """Who is fed what in one forward pass. The first `sampling` tokens are of rows 0 to `sampling`, one each."""
+    """Who is fed what in one forward pass. The first `sampling` tokens are of rows 0 to `sampling`,
+    one each.
+    """
 
     pool: KVPool
     """Keys and values of all conversations."""
     written: Mapping[int, torch.Tensor]
-    """Number of key heads -> [tokens * heads] where in a layer, seen as a list of vectors, each token's key goes."""
+    """Number of key heads -> [tokens * heads] where in a layer, seen as a list of vectors, each
+    token's key goes.
+    """
     sampling: int
     """Number of conversations that are being sampled."""
     feeding: Feeding | None
@@ -98,9 +107,15 @@ class PackedStep:
         how = _How(call.scale, call.options.get("s_aux"), call.options.get("softcap"))
         parts: list[torch.Tensor] = []
         if masks.sampling is not None:
-            parts.append(self._attend_sampling(query_THD[: self.sampling], keys, values, masks.sampling, how))
+            parts.append(
+                self._attend_sampling(query_THD[: self.sampling], keys, values, masks.sampling, how)
+            )
         if self.feeding is not None and masks.feeding is not None:
-            parts.append(_attend_feeding(self.feeding, query_THD[self.sampling :], keys, values, masks.feeding, how))
+            parts.append(
+                _attend_feeding(
+                    self.feeding, query_THD[self.sampling :], keys, values, masks.feeding, how
+                )
+            )
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
     def _attend_sampling(
@@ -109,12 +124,19 @@ class PackedStep:
         count = self.sampling
         heads = keys.shape[1]
         grouped = query.reshape(count, heads, -1, query.shape[-1])
-        found = how.attend(grouped, keys[:count, :, mask.seen], values[:count, :, mask.seen], mask.values, tokens=1)
+        found = how.attend(
+            grouped, keys[:count, :, mask.seen], values[:count, :, mask.seen], mask.values, tokens=1
+        )
         return found.reshape(count, -1, values.shape[-1])
 
 
 def _attend_feeding(
-    feeding: Feeding, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
+    feeding: Feeding,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: Mask,
+    how: _How,
 ) -> torch.Tensor:
     count = feeding.count
     longest = feeding.longest
@@ -146,15 +168,30 @@ class _How:
     """Bound of the scores, by a tanh."""
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, tokens: int
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        *,
+        tokens: int,
     ) -> torch.Tensor:
-        """Attention of [rows, key heads, groups * tokens, size] to [rows, key heads, positions, size]."""
+        """Attention of [rows, key heads, groups * tokens, size] to [rows, key heads, positions,
+        size].
+        """
         if self.sinks is None and self.softcap is None:
-            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scale)
+            return functional.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self.scale
+            )
         return self._written_out(query, keys, values, mask, tokens)
 
     def _written_out(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, tokens: int
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        tokens: int,
     ) -> torch.Tensor:
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = (query @ keys.transpose(2, 3)).float() * scale
@@ -164,17 +201,23 @@ class _How:
         if self.sinks is None:
             return scores.softmax(-1).to(values.dtype) @ values
         heads = keys.shape[1]
-        sinks = self.sinks.float().view(heads, -1, 1).expand(-1, -1, tokens).reshape(1, heads, -1, 1)
+        sinks = (
+            self.sinks.float().view(heads, -1, 1).expand(-1, -1, tokens).reshape(1, heads, -1, 1)
+        )
         scores = torch.cat([scores, sinks.expand(len(scores), -1, -1, -1)], dim=-1)
         return scores.softmax(-1)[..., :-1].to(values.dtype) @ values
 
 
 def replica(model: Any) -> Any:
-    """A model that shares every weight with `model`, and nothing else; it runs packed steps only."""
+    """A model that shares every weight with `model`, and nothing else;
+    it runs packed steps only.
+    """
     if not getattr(model, "_supports_attention_backend", False):
         raise not_in_process(type(model).__name__, "it does not let its attention be replaced")
     register_attention(_NAME, _attention)
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared: dict[int, Any] = {
+        id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())
+    }
     shared |= {id(state): state for state in _states_of_8_bits(model)}
     twin = copy.deepcopy(model, cast("Any", shared))
     for config in (twin.config, twin.config.get_text_config()):
@@ -186,7 +229,8 @@ def replica(model: Any) -> Any:
 def not_in_process(model: str, objection: str) -> ModelError:
     """The error for a model that packed steps would answer for wrongly."""
     return ModelError(
-        f"{model} cannot answer in this process, where tokens of all conversations stand in one sequence: {objection}.",
+        f"{model} cannot answer in this process, where tokens of all conversations stand in one"
+        f" sequence: {objection}.",
         "Serve it by vLLM, and name the server as the model: vllm:http://127.0.0.1:8000/v1.",
     )
 
@@ -194,8 +238,8 @@ def not_in_process(model: str, objection: str) -> ModelError:
 def _states_of_8_bits(model: Any) -> Iterator[Any]:
     """States of the layers of 8 bits.
 
-    bitsandbytes moves a state from a weight to its layer where the layer first runs. A copy of the layer would take it
-    from the original, which shares the weight.
+    bitsandbytes moves a state from a weight to its layer where the layer first runs. A copy of the
+    layer would take it from the original, which shares the weight.
     """
     for module in model.modules():
         if hasattr(module, "init_8bit_state"):
@@ -222,4 +266,9 @@ def _attention(
     """Attention function of the model's layers; [1, heads, tokens, head size] each."""
     if packed_step is None:
         raise TypeError("its layers hand no arguments on to their attention")
-    return packed_step.attend(AttentionCall(module, query, key, value, attention_mask, scaling, options)), None
+    return (
+        packed_step.attend(
+            AttentionCall(module, query, key, value, attention_mask, scaling, options)
+        ),
+        None,
+    )

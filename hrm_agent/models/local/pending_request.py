@@ -19,7 +19,9 @@ __all__ = ["PendingRequest", "no_distribution", "objection"]
 class PendingRequest:
     """A request with its future, from submission to resolution."""
 
-    def __init__(self, request: GenerationRequest, future: Future[Completion], max_length: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, future: Future[Completion], max_length: int
+    ) -> None:
         self.request = request
         self.future = future
         self.prompt = np.asarray(request.prompt_ids, np.int64)
@@ -28,11 +30,15 @@ class PendingRequest:
         self.watched = request.on_token is not None or bool(request.sampling.stop)
         """Whether someone has to look at each token."""
         self.fed = False
-        """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
+        """Whether the cache holds the whole prompt, so that it can be copied; True also when the
+        job is over.
+        """
         self.donor: PendingRequest | None = None
         """The job whose prompt this one waits to copy from."""
         self.adapter = 0
-        """Number of the adapter that it is answered through; 0 where all roles share one, or there is none."""
+        """Number of the adapter that it is answered through; 0 where all roles share one, or there
+        is none.
+        """
         self.held: ConstrainedAnswer | None = None
         """The answer's way through its schema; None where it is free."""
         self.submitted_at = time.monotonic()
@@ -62,7 +68,9 @@ class PendingRequest:
             self.future.set_exception(error)
 
 
-def objection(prompt: Sequence[int], max_length: int, vocab_size: int, model: str) -> ModelError | None:
+def objection(
+    prompt: Sequence[int], max_length: int, vocab_size: int, model: str
+) -> ModelError | None:
     """What is wrong with a prompt; None if nothing is."""
     if not prompt:
         return ModelError("The prompt is empty.", "Send at least one message.")
@@ -74,7 +82,8 @@ def objection(prompt: Sequence[int], max_length: int, vocab_size: int, model: st
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         return ModelError(
-            f"The prompt holds tokens {min(prompt)} to {max(prompt)}, and model {model!r} knows 0 to {vocab_size - 1}.",
+            f"The prompt holds tokens {min(prompt)} to {max(prompt)}, and model {model!r} knows 0"
+            f" to {vocab_size - 1}.",
             "Use the tokenizer that belongs to the model.",
         )
     return None
@@ -84,5 +93,6 @@ def no_distribution(model: str) -> ModelError:
     """The error for a token whose log-prob is not a number."""
     return ModelError(
         f"The logits of {model!r} are not finite: there is nothing to sample from.",
-        "Its weights are broken, or too large for their type: take an earlier checkpoint, or ?dtype=float32.",
+        "Its weights are broken, or too large for their type: take an earlier checkpoint, or"
+        " ?dtype=float32.",
     )

@@ -1,17 +1,18 @@
 """Several LoRA adapters on one model, of which each token of a forward pass goes through one.
 
-A graph's roles share the model's own weights, and each may have an adapter of its own. The engine answers them in one
-batch, so in one pass tokens of several roles stand side by side: per token it is said which adapter is meant, and in
-every layer the tokens of one are multiplied together. What an adapter adds to a token depends on that token alone, so
-no other is in its answer. A trainer forwards tokens of one role at a time, through the same layers.
+A graph's roles share the model's own weights, and each may have an adapter of its own. The engine
+answers them in one batch, so in one pass tokens of several roles stand side by side: per token it
+is said which adapter is meant, and in every layer the tokens of one are multiplied together. What
+an adapter adds to a token depends on that token alone, so no other is in its answer. A trainer
+forwards tokens of one role at a time, through the same layers.
 
-PEFT puts the layers in, one set of weights for each adapter; what it adds itself is switched off, for good, and a hook
-adds what the route says. Its own way with several adapters in a batch goes by the first dimension, and the engine has
-all tokens in one row. A replica of the model (`hrm_agent.models.local.packed_attention`) has a route of its own on the
-same weights.
+PEFT puts the layers in, one set of weights for each adapter; what it adds itself is switched off,
+for good, and a hook adds what the route says. Its own way with several adapters in a batch goes by
+the first dimension, and the engine has all tokens in one row. A replica of the model
+(`hrm_agent.models.local.packed_attention`) has a route of its own on the same weights.
 
-Files are PEFT's: the adapter that roles without one share, and in a subfolder for each role its own. Any of these
-folders is an adapter by itself.
+Files are PEFT's: the adapter that roles without one share, and in a subfolder for each role its
+own. Any of these folders is an adapter by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from torch import Tensor, nn
 from hrm_agent.errors import ModelError
 from hrm_agent.models.local.kv_cache import tensor_on
 
-__all__ = ["WEIGHTS_FILE", "AdapterRoute", "put_adapters", "read_adapter", "route_of", "write_adapter"]
+__all__ = [
+    "WEIGHTS_FILE",
+    "AdapterRoute",
+    "put_adapters",
+    "read_adapter",
+    "route_of",
+    "write_adapter",
+]
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 """PEFT's file of an adapter's weights."""
@@ -38,7 +46,9 @@ _SHARED = "default"
 
 
 class AdapterRoute:
-    """Which adapter tokens go through, in all layers of one model. To be used by one thread at a time."""
+    """Which adapter tokens go through, in all layers of one model. To be used by one thread at a
+    time.
+    """
 
     def __init__(self, roles: Sequence[str]) -> None:
         """`roles` have an adapter each; all others share one."""
@@ -52,11 +62,13 @@ class AdapterRoute:
 
     def names(self) -> dict[str, str]:
         """Role -> the name of its adapter in the model; the shared one's role is empty."""
-        return {"": _SHARED} | {role: _name(number) for number, role in enumerate(self.roles, start=1)}
+        return {"": _SHARED} | {
+            role: _name(number) for number, role in enumerate(self.roles, start=1)
+        }
 
     def all_through(self, role: str) -> None:
-        """From now on all tokens are a role's. It stands until it is said otherwise: a backward pass that computes
-        layers again needs it, too.
+        """From now on all tokens are a role's. It stands until it is said otherwise: a backward
+        pass that computes layers again needs it, too.
         """
         self._parts = [(_name(self.number(role)), None)]
 
@@ -67,7 +79,9 @@ class AdapterRoute:
             self._parts = [(_name(int(numbers[0])), None)]
             return
         self._tokens = len(adapters_T)
-        self._parts = [(_name(int(n)), tensor_on(device, np.flatnonzero(adapters_T == n))) for n in numbers]
+        self._parts = [
+            (_name(int(n)), tensor_on(device, np.flatnonzero(adapters_T == n))) for n in numbers
+        ]
 
     @contextmanager
     def off(self) -> Generator[None]:
@@ -87,11 +101,13 @@ class AdapterRoute:
                 continue
             if given.shape[:-1] != (1, self._tokens):
                 raise ModelError(
-                    "A layer of the model sees other tokens than those that are fed (of experts, for example), so "
-                    "adapters of several roles cannot be told apart there.",
+                    "A layer of the model sees other tokens than those that are fed (of experts,"
+                    " for example), so adapters of several roles cannot be told apart there.",
                     "Leave the layer out of lora_targets.",
                 )
-            output = output.index_add(1, places, _added(layer, name, given[:, places], output.dtype))
+            output = output.index_add(
+                1, places, _added(layer, name, given[:, places], output.dtype)
+            )
         return output
 
 
@@ -107,14 +123,18 @@ def _added(layer: Any, name: str, given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def route_of(model: nn.Module) -> AdapterRoute | None:
-    """The route of a model with adapters by role, within what shares it out over ranks; None for any other."""
+    """The route of a model with adapters by role, within what shares it out over ranks; None for
+    any other.
+    """
     return getattr(getattr(model, "module", model), "adapter_route", None)
 
 
 def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> AdapterRoute:
-    """Fresh adapters in a model, by PEFT's configurations: of the shared one first, then of `roles` in their order.
+    """Fresh adapters in a model, by PEFT's configurations: of the shared one first, then of `roles`
+    in their order.
 
-    Raises `ModelError` where one is on a layer on which roles could not be told apart; what PEFT raises goes through.
+    Raises `ModelError` where one is on a layer on which roles could not be told apart; what PEFT
+    raises goes through.
     """
     import peft
 
@@ -126,9 +146,12 @@ def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> Ad
         else:
             wrapped.add_adapter(name, config)
     for path, layer in _layers(model):
-        if not isinstance(layer.base_layer, nn.Linear) or layer.base_layer is _own_layer(model.get_output_embeddings()):
+        if not isinstance(layer.base_layer, nn.Linear) or layer.base_layer is _own_layer(
+            model.get_output_embeddings()
+        ):
             raise ModelError(
-                f"Adapters of several roles cannot be on {path!r}: it is no linear layer inside the model.",
+                f"Adapters of several roles cannot be on {path!r}: it is no linear layer inside the"
+                " model.",
                 "Name linear layers other than the output layer as lora_targets.",
             )
         layer._disable_adapters = True
@@ -161,7 +184,9 @@ def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
 
 def write_adapter(model: nn.Module, name: str, folder: Path) -> None:
     """The weights of an adapter, as PEFT keeps them."""
-    kept = {key: weight.detach().cpu().contiguous() for key, weight in _weights(model, name).items()}
+    kept = {
+        key: weight.detach().cpu().contiguous() for key, weight in _weights(model, name).items()
+    }
     save_file(kept, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
@@ -170,8 +195,12 @@ def read_adapter(model: nn.Module, name: str, folder: Path) -> None:
     given, own = load_file(folder / WEIGHTS_FILE), _weights(model, name)
     shapes = [{key: weight.shape for key, weight in weights.items()} for weights in (given, own)]
     if shapes[0] != shapes[1]:
-        key = min(key for key in given.keys() | own.keys() if shapes[0].get(key) != shapes[1].get(key))
-        raise ModelError(f"The adapter in {folder} is another one: {key!r} does not fit, for example.")
+        key = min(
+            key for key in given.keys() | own.keys() if shapes[0].get(key) != shapes[1].get(key)
+        )
+        raise ModelError(
+            f"The adapter in {folder} is another one: {key!r} does not fit, for example."
+        )
     with torch.no_grad():
         for key, weight in given.items():
             own[key].copy_(weight)

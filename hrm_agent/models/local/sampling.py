@@ -1,13 +1,14 @@
 """Sampling for many rows at once, with noise that belongs to the request and not to the batch.
 
-The uniform number behind a token is a hash of (seed of the request, index of the token in the answer). So an answer
-does not depend on which other requests happened to be sampled beside it, on their order, or on how often the engine
-was interrupted, and a stored run can be sampled again. The token is found by inverting the cumulative distribution in
-float64.
+The uniform number behind a token is a hash of (seed of the request, index of the token in the
+answer). So an answer does not depend on which other requests happened to be sampled beside it, on
+their order, or on how often the engine was interrupted, and a stored run can be sampled again. The
+token is found by inverting the cumulative distribution in float64.
 
-Log-probs are tempered: log softmax of the float32 logits divided by the row's temperature, over the whole vocabulary,
-whatever top-p or schema were used to choose the token. That is the distribution that a trainer has to take the
-gradient of. At temperature 0 nothing is sampled, and they are those of temperature 1.
+Log-probs are tempered: log softmax of the float32 logits divided by the row's temperature, over the
+whole vocabulary, whatever top-p or schema were used to choose the token. That is the distribution
+that a trainer has to take the gradient of. At temperature 0 nothing is sampled, and they are those
+of temperature 1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 __all__ = ["Held", "sample_rows", "seed_state", "uniform"]
 
 Held = tuple[torch.Tensor, torch.Tensor]
-"""[held] index of rows, and [held, vocabulary] True where a token is allowed: at least one in each row."""
+"""[held] index of rows, and [held, vocabulary] True where a token is allowed: at least one in each
+row.
+"""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -33,7 +36,9 @@ def seed_state(seed: int) -> np.uint64:
 
 
 def uniform(state_R: np.ndarray[Any, Any], index_R: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Uniform numbers in [0, 1), float64: a pure function of the seed's state and the token's index in the answer."""
+    """Uniform numbers in [0, 1), float64: a pure function of the seed's state and the token's index
+    in the answer.
+    """
     counter = (index_R.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     return (_splitmix(state_R + counter) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
@@ -45,9 +50,11 @@ def sample_rows(
     top_p_R: torch.Tensor,
     held: Held | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its tempered log-prob. Temperature 0 takes the most probable token, the first one of equals.
+    """One token a row and its tempered log-prob. Temperature 0 takes the most probable token, the
+    first one of equals.
 
-    `held`: of some rows, which tokens they may take. Their log-probs stay those of the whole vocabulary.
+    `held`: of some rows, which tokens they may take. Their log-probs stay those of the whole
+    vocabulary.
     """
     tempered_RV = _tempered(torch.log_softmax(logits_RV.float(), dim=-1), temperature_R)
     open_RV = tempered_RV if held is None else _among(tempered_RV, held)
@@ -59,7 +66,9 @@ def sample_rows(
 
 
 def _tempered(raw_RV: torch.Tensor, temperature_R: torch.Tensor) -> torch.Tensor:
-    """Log-probs at each row's temperature; rows at 0 and 1 as they are to the last bit, whatever stands beside them."""
+    """Log-probs at each row's temperature; rows at 0 and 1 as they are to the last bit, whatever
+    stands beside them.
+    """
     plain_R1 = ((temperature_R == 0) | (temperature_R == 1))[:, None]
     if bool(plain_R1.all()):
         return raw_RV

@@ -1,7 +1,7 @@
 """Where an answer ends because of its text: stop strings.
 
-A stop string may begin in the middle of one token and end in the middle of another, and its tokens are kept: what was
-sampled is never cut apart, only ended.
+A stop string may begin in the middle of one token and end in the middle of another, and its tokens
+are kept: what was sampled is never cut apart, only ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class StopStrings:
         self._window = max((len(text.encode()) for text in self._stop), default=0) + _CONTEXT
 
     def reached(self, token_ids: Sequence[int]) -> bool:
-        """True if the answer so far ends in a token that completes a stop string. Call it after each token."""
+        """True if the answer so far ends in a token that completes a stop string. Call it after
+        each token.
+        """
         if not self._stop:
             return False
         text = self._decode(token_ids[-self._window :])
@@ -28,4 +30,6 @@ class StopStrings:
 
 
 _CONTEXT = 4
-"""More tokens than a stop string has bytes, so that characters cut at the window's start do not matter."""
+"""More tokens than a stop string has bytes, so that characters cut at the window's start do not
+matter.
+"""

@@ -1,8 +1,9 @@
 """What a vLLM server is asked, and its answer made a `Completion`: nothing in it is taken on trust.
 
-The request names every parameter that changes a distribution. Left out, the server would take them from the model's
-`generation_config.json` (a top-k of 20, a repetition penalty), and the log-probs would not be those of what was
-sampled. The answer has to show the prompt that was sent as the server saw it, one log-prob a token, and an end.
+The request names every parameter that changes a distribution. Left out, the server would take them
+from the model's `generation_config.json` (a top-k of 20, a repetition penalty), and the log-probs
+would not be those of what was sampled. The answer has to show the prompt that was sent as the
+server saw it, one log-prob a token, and an end.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ _ROUNDING = 1e-3
 """By how much a log-prob may be above 0 because of rounding."""
 
 
-def request_body(request: GenerationRequest, model: str, codec: PolicyCodec, max_tokens: int) -> dict[str, Any]:
-    """The JSON of `/v1/completions`. A seed is always named: without one a server may reuse its own."""
+def request_body(
+    request: GenerationRequest, model: str, codec: PolicyCodec, max_tokens: int
+) -> dict[str, Any]:
+    """The JSON of `/v1/completions`. A seed is always named: without one a server may reuse its
+    own.
+    """
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -70,8 +75,15 @@ def request_body(request: GenerationRequest, model: str, codec: PolicyCodec, max
 class VllmReply:
     """Takes an answer piece by piece (a whole one is one piece)."""
 
-    def __init__(self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int) -> None:
-        self._request, self._address, self._codec, self._max_tokens = request, address, codec, max_tokens
+    def __init__(
+        self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int
+    ) -> None:
+        self._request, self._address, self._codec, self._max_tokens = (
+            request,
+            address,
+            codec,
+            max_tokens,
+        )
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._prompt_seen = False
@@ -128,10 +140,16 @@ class VllmReply:
     def _aligned(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         token_ids: Any = choice.get("token_ids")
         said: Any = choice.get("logprobs")
-        logprobs: Any = cast("dict[str, Any]", said).get("token_logprobs") if isinstance(said, dict) else None
+        logprobs: Any = (
+            cast("dict[str, Any]", said).get("token_logprobs") if isinstance(said, dict) else None
+        )
         if not token_ids and not logprobs and not choice.get("text"):
             return [], []
-        if not _all_of(token_ids, _is_token) or not _all_of(logprobs, _is_logprob) or len(token_ids) != len(logprobs):
+        if (
+            not _all_of(token_ids, _is_token)
+            or not _all_of(logprobs, _is_logprob)
+            or len(token_ids) != len(logprobs)
+        ):
             raise self._failure("sent tokens without one id and one log-prob each")
         return cast("list[int]", token_ids), [min(float(logprob), 0.0) for logprob in logprobs]
 
@@ -146,7 +164,8 @@ class VllmReply:
     def _failure(self, what: str) -> ModelError:
         return ModelError(
             f"The vLLM server at {self._address.url} {what}.",
-            "See its log and its version (0.11 or newer); `hrm-agent resume` continues a run that stopped.",
+            "See its log and its version (0.11 or newer); `hrm-agent resume` continues a run that"
+            " stopped.",
         )
 
 

@@ -1,8 +1,9 @@
-"""Requests to a vLLM server: many at once over a few connections, tried again as long as nothing was answered.
+"""Requests to a vLLM server: many at once over a few connections, tried again as long as nothing
+was answered.
 
-Whether a failed request may be asked again has one rule: as long as no part of an answer has arrived. Before that the
-same prompt and seed give the same answer, and nobody has seen anything; after that tokens may have been shown, and the
-failure goes to the caller, whose run can be resumed.
+Whether a failed request may be asked again has one rule: as long as no part of an answer has
+arrived. Before that the same prompt and seed give the same answer, and nobody has seen anything;
+after that tokens may have been shown, and the failure goes to the caller, whose run can be resumed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.4, 4.0
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
-"""Below the 5 s after which the server closes an idle connection, so that it is not closed under a new request."""
+"""Below the 5 s after which the server closes an idle connection, so that it is not closed under a
+new request.
+"""
 _MAX_BYTES = 64 << 20
 _MAX_LINE = 4 << 20
 _MAX_WAIT = 20.0
@@ -47,25 +50,34 @@ class Connection:
         self._address = address
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_IDLE_SECONDS),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=_IDLE_SECONDS
+            ),
             **client_options(address),
         )
 
     async def ask(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
-        """Post `body` and hand each piece of the answer to `take`. Raises `ModelError`; cancelling hangs up."""
+        """Post `body` and hand each piece of the answer to `take`. Raises `ModelError`; cancelling
+        hangs up.
+        """
         try:
-            async with asyncio.timeout(self._address.seconds if isfinite(self._address.seconds) else None):
+            async with asyncio.timeout(
+                self._address.seconds if isfinite(self._address.seconds) else None
+            ):
                 await self._ask_repeatedly(body, take)
         except TimeoutError as error:
             raise ServerSilentError(
-                f"The vLLM server at {self._address.url} gave no whole answer within {self._address.seconds:g} s.",
+                f"The vLLM server at {self._address.url} gave no whole answer within"
+                f" {self._address.seconds:g} s.",
                 "Allow more with timeout=SECONDS in the model's string, or ask for fewer tokens.",
             ) from error
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _ask_repeatedly(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
+    async def _ask_repeatedly(
+        self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]
+    ) -> None:
         for number in range(_TRIES):
             attempt, last, asked = _Attempt(self._address, take), number == _TRIES - 1, None
             try:
@@ -79,7 +91,9 @@ class Connection:
                 asked = busy.wait
             else:
                 return
-            await asyncio.sleep(max(backoff(number, _FIRST_SECONDS, _LONGEST_SECONDS), asked or 0.0))
+            await asyncio.sleep(
+                max(backoff(number, _FIRST_SECONDS, _LONGEST_SECONDS), asked or 0.0)
+            )
 
 
 class _BusyError(Exception):
@@ -111,12 +125,18 @@ class _Attempt:
     async def _refuse(self, response: httpx.Response) -> None:
         said = b"".join([part async for part in _body(response)]).decode(errors="replace")
         if response.status_code in _BUSY:
-            raise _BusyError(response.status_code, said, retry_after(response.headers.get("Retry-After"), _MAX_WAIT))
+            raise _BusyError(
+                response.status_code,
+                said,
+                retry_after(response.headers.get("Retry-After"), _MAX_WAIT),
+            )
         raise refusal(self._address, response.status_code, said)
 
 
 def _body(response: httpx.Response) -> AsyncIterator[bytes]:
-    too_large = ModelError(f"The server at {response.url} answers with more than {_MAX_BYTES >> 20} MiB.")
+    too_large = ModelError(
+        f"The server at {response.url} answers with more than {_MAX_BYTES >> 20} MiB."
+    )
     return bounded_body(response.aiter_raw(), _MAX_BYTES, too_large)
 
 
@@ -131,7 +151,9 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         if len(rest) > _MAX_LINE:
-            raise ModelError("The server sends an event without an end.", "Check the address: it ends in /v1.")
+            raise ModelError(
+                "The server sends an event without an end.", "Check the address: it ends in /v1."
+            )
         for line in lines:
             data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == b"[DONE]":

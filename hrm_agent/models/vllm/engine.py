@@ -1,22 +1,24 @@
-"""A vLLM server as an engine like any other: token ids go there, sampled ids and their log-probs come back.
+"""A vLLM server as an engine like any other: token ids go there, sampled ids and their log-probs
+come back.
 
-Prompts are never rendered by the server. The codec is that of every local policy, over the server's tokenizer, so a
-conversation is continued token by token, and the record of a run on a server is that of a run in this process. What
-the server does is batching, many cards, and long contexts.
+Prompts are never rendered by the server. The codec is that of every local policy, over the server's
+tokenizer, so a conversation is continued token by token, and the record of a run on a server is
+that of a run in this process. What the server does is batching, many cards, and long contexts.
 
-All requests run on one event loop in a background thread, so any number of threads and loops may `submit`. Cancelling
-a future hangs up, which frees the request's place on the server.
+All requests run on one event loop in a background thread, so any number of threads and loops may
+`submit`. Cancelling a future hangs up, which frees the request's place on the server.
 
-An answer is a function of (weights, prompt, seed) as far as the server keeps to that: vLLM's noise belongs to the
-request, but tokens differ between engines, since each draws its noise in its own way.
+An answer is a function of (weights, prompt, seed) as far as the server keeps to that: vLLM's noise
+belongs to the request, but tokens differ between engines, since each draws its noise in its own
+way.
 
-Log-probs are the server's, before or after the temperature as it was started (`logprob_kind`). Raw ones of a call at
-another temperature than 1 are right, and yet not those of the distribution that was sampled: for that one start the
-server with `--logprobs-mode processed_logprobs`.
+Log-probs are the server's, before or after the temperature as it was started (`logprob_kind`). Raw
+ones of a call at another temperature than 1 are right, and yet not those of the distribution that
+was sampled: for that one start the server with `--logprobs-mode processed_logprobs`.
 
-Limits: the weights are the server's; who gives it others says so by `serve` (`hrm_agent.training.engines.fleet`). Time
-that a request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests`
-places.
+Limits: the weights are the server's; who gives it others says so by `serve`
+(`hrm_agent.training.engines.fleet`). Time that a request waits inside of the server is not known
+here: `queue_seconds` counts the wait for one of `max_requests` places.
 """
 
 from __future__ import annotations
@@ -41,7 +43,14 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.own_defaults import usual_answer
 from hrm_agent.models.vllm.answer import VllmReply, request_body
 from hrm_agent.models.vllm.connection import Connection
-from hrm_agent.models.vllm.server import Refusal, Served, VllmAddress, look_up, parse_address, server_tokens
+from hrm_agent.models.vllm.server import (
+    Refusal,
+    Served,
+    VllmAddress,
+    look_up,
+    parse_address,
+    server_tokens,
+)
 
 if TYPE_CHECKING:
     from hrm_agent.models.codec.chat_template import PolicyCodec
@@ -55,9 +64,16 @@ class VllmEngine:
     """Samples on a vLLM server, for many callers at once."""
 
     def __init__(
-        self, address: VllmAddress, served: Served, codec: PolicyCodec, *, name: str = "", max_requests: int = 256
+        self,
+        address: VllmAddress,
+        served: Served,
+        codec: PolicyCodec,
+        *,
+        name: str = "",
+        max_requests: int = 256,
     ) -> None:
-        """At most `max_requests` are with the server at once; the others wait here, first come first served.
+        """At most `max_requests` are with the server at once; the others wait here, first come
+        first served.
 
         `name`: what calls are recorded under; empty: the server's address.
         """
@@ -67,7 +83,9 @@ class VllmEngine:
         self.policy_version = 0
         self._model = served.model
         self.cache_salt = ""
-        """Prefixes in the server's cache are found by requests with the same one only; empty: by all without any."""
+        """Prefixes in the server's cache are found by requests with the same one only; empty: by
+        all without any.
+        """
         self.max_length = served.max_length
         """Prompt and answer are at most so many tokens; None where the server did not say."""
         self.usual_answer = usual_answer(served.max_length)
@@ -98,9 +116,12 @@ class VllmEngine:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Raises `ModelError`: weights go to a server by `hrm_agent.models.vllm.weights`, and `serve` says which."""
+        """Raises `ModelError`: weights go to a server by `hrm_agent.models.vllm.weights`, and
+        `serve` says which.
+        """
         raise ModelError(
-            f"{self.name} cannot be given weights: they are its server's.", "Train with `--engine vllm --servers URL`."
+            f"{self.name} cannot be given weights: they are its server's.",
+            "Train with `--engine vllm --servers URL`.",
         )
 
     @property
@@ -114,11 +135,15 @@ class VllmEngine:
         return self._model
 
     def serve(self, version: int, model: str = "") -> None:
-        """From the next request on the server's weights are those of `version`, under the name of `model` if given."""
+        """From the next request on the server's weights are those of `version`, under the name of
+        `model` if given.
+        """
         self.policy_version, self._model = version, model or self._model
 
     def capabilities(self) -> Capabilities:
-        """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
+        """What the server's model can do; `trainable` is whether a trainer here could change its
+        weights.
+        """
         speech: Speech | None = getattr(self.codec, "speech", None)
         return Capabilities(
             kind="vllm",
@@ -173,7 +198,8 @@ class VllmEngine:
         except Refusal:
             if request.schema is None:
                 raise
-            return await self._sample(replace(request, schema=None), waited)  # a schema that the server cannot hold to
+            # a schema that the server cannot hold to
+            return await self._sample(replace(request, schema=None), waited)
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
         limit = self._limit(request)
@@ -195,15 +221,19 @@ class VllmEngine:
 
     def _limit(self, request: GenerationRequest) -> int:
         asked = request.sampling.max_tokens
-        return asked if self.max_length is None else min(asked, self.max_length - len(request.prompt_ids))
+        return (
+            asked
+            if self.max_length is None
+            else min(asked, self.max_length - len(request.prompt_ids))
+        )
 
     def _objection(self, request: GenerationRequest) -> ModelError | None:
         if not request.prompt_ids:
             return ModelError("The prompt is empty.", "Send at least one message.")
         if self.max_length is not None and len(request.prompt_ids) >= self.max_length:
             return ContextLengthError(
-                f"The prompt has {len(request.prompt_ids)} tokens, and model {self.name!r} takes at most "
-                f"{self.max_length}, the answer included.",
+                f"The prompt has {len(request.prompt_ids)} tokens, and model {self.name!r} takes at"
+                f" most {self.max_length}, the answer included.",
                 "Shorten the conversation, or start the server with a larger --max-model-len.",
             )
         return None
@@ -233,9 +263,11 @@ def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
 
 
 def load_vllm_codec(name: str) -> PolicyCodec:
-    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no tokenizer.
+    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no
+    tokenizer.
 
-    The string may come from a store that somebody else wrote: another machine is sent no key for it.
+    The string may come from a store that somebody else wrote: another machine is sent no key for
+    it.
     """
     address = parse_address(name)
     _check_transformers(name)
@@ -245,7 +277,9 @@ def load_vllm_codec(name: str) -> PolicyCodec:
 
 def _check_transformers(name: str) -> None:
     if find_spec("transformers") is None:
-        raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
+        raise ModelError(
+            f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`."
+        )
 
 
 def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:

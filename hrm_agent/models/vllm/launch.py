@@ -1,7 +1,9 @@
-"""vLLM servers that a training starts itself: on the loopback, on free ports, ended with it whatever ends it.
+"""vLLM servers that a training starts itself: on the loopback, on free ports, ended with it
+whatever ends it.
 
-A server writes all that it says to a log of its own. The interpreter may be another than this one, since vLLM pins
-versions of its own; it needs nothing of this package but one folder on its path (`in_server`).
+A server writes all that it says to a log of its own. The interpreter may be another than this one,
+since vLLM pins versions of its own; it needs nothing of this package but one folder on its path
+(`in_server`).
 """
 
 from __future__ import annotations
@@ -49,23 +51,36 @@ class LaunchOptions:
 class VllmProcess:
     """One server. Started at once; ready when its `/health` says so.
 
-    The kernel ends it when the *thread* that started it is gone, so that one has to live as long as it is wanted.
+    The kernel ends it when the *thread* that started it is gone, so that one has to live as long as
+    it is wanted.
     """
 
-    def __init__(self, options: LaunchOptions, log: Path, number: int = 0, *, port: int | None = None) -> None:
-        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run, or has no vLLM."""
+    def __init__(
+        self, options: LaunchOptions, log: Path, number: int = 0, *, port: int | None = None
+    ) -> None:
+        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run,
+        or has no vLLM.
+        """
         self.port, self.log = port or _free_port(), log
         python = options.python or sys.executable
         if which(python) is None:
             raise _unusable(python, "there is no such program")
-        if subprocess.run([python, "-c", _HAS_VLLM], env=_environment(options, number), check=False).returncode:
-            raise _unusable(python, "it has no vLLM", f"Run `{to_install('vllm')}`. " * (not options.python))
+        if subprocess.run(
+            [python, "-c", _HAS_VLLM], env=_environment(options, number), check=False
+        ).returncode:
+            raise _unusable(
+                python, "it has no vLLM", f"Run `{to_install('vllm')}`. " * (not options.python)
+            )
         tied = [which("setpriv"), "--pdeathsig", "TERM", "--"] if which("setpriv") else []
         command = [
             *(str(part) for part in tied),
             *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model),
             *("--host", "127.0.0.1", "--port", str(self.port), "--worker-extension-cls", EXTENSION),
-            *("--logprobs-mode", "processed_logprobs", *(("--enable-lora",) if options.adapters else ())),
+            *(
+                "--logprobs-mode",
+                "processed_logprobs",
+                *(("--enable-lora",) if options.adapters else ()),
+            ),
             *options.arguments,
         ]
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +133,11 @@ class VllmProcess:
 
 def _environment(options: LaunchOptions, number: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    kept |= {"PYTHONPATH": str(EXTENSION_FOLDER), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    kept |= {
+        "PYTHONPATH": str(EXTENSION_FOLDER),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     if options.adapters:
         kept["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if options.devices:
@@ -140,11 +159,15 @@ def _unusable(python: str, why: str, first: str = "") -> ModelError:
 
 
 def _cause(log: Path, start: int) -> str:
-    """The errors in a log, the first of which is the cause of the others; its last lines where it has none."""
+    """The errors in a log, the first of which is the cause of the others; its last lines where it
+    has none.
+    """
     with suppress(OSError):
         lines = log.read_bytes()[start:][-_SHOWN_BYTES:].decode(errors="replace").splitlines()
         errors = dict.fromkeys(
-            found[0][:_SHOWN_CHARACTERS] for line in lines if "WARNING" not in line and (found := _ERROR.search(line))
+            found[0][:_SHOWN_CHARACTERS]
+            for line in lines
+            if "WARNING" not in line and (found := _ERROR.search(line))
         )
         return "\n".join(list(errors)[:_SHOWN_ERRORS] or lines[-_SHOWN_LINES:])
     return "(no log)"

@@ -1,13 +1,15 @@
 """Where a vLLM server stands, what it serves, and what its refusals mean.
 
-A server is named by one string, `vllm:http://127.0.0.1:8000/v1?model=NAME&tokenizer=PATH&key_env=NAME&timeout=600`;
-all after `?` is optional. The string is recorded with every call, so no secret may stand in it: a key is named by the
-environment variable that holds it.
+A server is named by one string,
+`vllm:http://127.0.0.1:8000/v1?model=NAME&tokenizer=PATH&key_env=NAME&timeout=600`; all after `?` is
+optional. The string is recorded with every call, so no secret may stand in it: a key is named by
+the environment variable that holds it.
 
-What is served is asked once, when the engine is opened: the model's name, its tokenizer, the longest conversation, and
-what its log-probs mean. The last is no part of the protocol. By default (`--logprobs-mode raw_logprobs`) vLLM takes
-them from the logits as the model gave them, before temperature, top-p and schema; a server started with
-`processed_logprobs` takes them after all of these, and looks like any other. So it is put to a test (`_probe`).
+What is served is asked once, when the engine is opened: the model's name, its tokenizer, the
+longest conversation, and what its log-probs mean. The last is no part of the protocol. By default
+(`--logprobs-mode raw_logprobs`) vLLM takes them from the logits as the model gave them, before
+temperature, top-p and schema; a server started with `processed_logprobs` takes them after all of
+these, and looks like any other. So it is put to a test (`_probe`).
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class VllmAddress:
     key_env: str = KEY_ENV
     """Environment variable that holds the key."""
     seconds: float = 600.0
-    """Within which an answer has to be there, waiting included; infinite where somebody else watches over that."""
+    """Within which an answer has to be there, waiting included; infinite where somebody else
+    watches over that.
+    """
     codec: CodecOptions = field(default=CodecOptions())
     """How the model is spoken to."""
 
@@ -100,7 +104,9 @@ class Refusal(ModelError):
 
 
 class ServerGoneError(ModelError):
-    """The server is not there, went away while it answered, or failed: another may answer the same request."""
+    """The server is not there, went away while it answered, or failed: another may answer the same
+    request.
+    """
 
 
 class ServerSilentError(ServerGoneError):
@@ -120,9 +126,15 @@ def parse_address(name: str) -> VllmAddress:
     if not usable:
         raise ModelError(f"{name!r} names no server.", "Write vllm:http://HOST:PORT/v1.")
     if parts.username is not None or parts.password is not None:
-        raise ModelError("The address of the vLLM server holds a password, and it is recorded.", _key_hint())
+        raise ModelError(
+            "The address of the vLLM server holds a password, and it is recorded.", _key_hint()
+        )
     for option in options.keys() - set(_OPTIONS):
-        hint = _key_hint() if "key" in option else f"{nearest(option, _OPTIONS)} Known: {', '.join(_OPTIONS)}."
+        hint = (
+            _key_hint()
+            if "key" in option
+            else f"{nearest(option, _OPTIONS)} Known: {', '.join(_OPTIONS)}."
+        )
         raise ModelError(f"A vLLM server has no option {option!r}.", hint)
     path = parts.path.rstrip("/") or "/v1"
     return VllmAddress(
@@ -142,23 +154,35 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ModelError(f"The time limit {text!r} is not a number of seconds.", "Write timeout=600, for example.")
+        raise ModelError(
+            f"The time limit {text!r} is not a number of seconds.",
+            "Write timeout=600, for example.",
+        )
     return seconds
 
 
 def _key_hint(variable: str = KEY_ENV) -> str:
-    return f"Put the key into the environment variable {variable}, or name another with key_env=NAME."
+    return (
+        f"Put the key into the environment variable {variable}, or name another with key_env=NAME."
+    )
 
 
 def client_options(address: VllmAddress) -> dict[str, Any]:
-    """What every client is made with. Compression is declined: a few bytes could unpack into any number."""
+    """What every client is made with. Compression is declined: a few bytes could unpack into any
+    number.
+    """
     key = os.environ.get(address.key_env, "").strip()
-    if not (key.isascii() and (key.isprintable() or not key)):  # said here, since whoever sends it would show it
+    # said here, since whoever sends it would show it
+    if not (key.isascii() and (key.isprintable() or not key)):
         raise ModelError(
-            f"{address.key_env} holds characters that a key cannot have.", "Use printable ASCII in one line."
+            f"{address.key_env} holds characters that a key cannot have.",
+            "Use printable ASCII in one line.",
         )
     return {
-        "headers": {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
+        "headers": {
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {key}"} if key else {}),
+        },
         "trust_env": not address.local,
         "verify": address.url.startswith("https:"),  # certificates take time to load
     }
@@ -193,7 +217,11 @@ def server_tokens(address: VllmAddress, model: str, text: str) -> list[int] | No
 
 
 def _value(
-    address: VllmAddress, client: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
+    address: VllmAddress,
+    client: httpx.Client,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     try:
         status, said = _bounded(client, method, f"{address.url}/{path}", body)
@@ -204,8 +232,12 @@ def _value(
     return object_of(address, said)
 
 
-def _bounded(client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-    """Status and body as they came: not unpacked, since compression was declined, and not without an end."""
+def _bounded(
+    client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None
+) -> tuple[int, bytes]:
+    """Status and body as they came: not unpacked, since compression was declined, and not without
+    an end.
+    """
     until, said = time.monotonic() + _LOOK_UP_SECONDS, b""
     with client.stream(method, url, json=body) as response:
         for part in response.iter_raw():
@@ -232,7 +264,11 @@ def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
 
 def _models(address: VllmAddress, listed: Mapping[str, Any]) -> list[dict[str, Any]]:
     data: Any = listed.get("data")
-    entries = [cast("dict[str, Any]", entry) for entry in data if isinstance(entry, dict)] if _is_list(data) else []
+    entries = (
+        [cast("dict[str, Any]", entry) for entry in data if isinstance(entry, dict)]
+        if _is_list(data)
+        else []
+    )
     named = [entry for entry in entries if isinstance(entry.get("id"), str)]
     if not named:
         raise ModelError(f"The server at {address.url} lists no model.", "Start it with a model.")
@@ -245,7 +281,9 @@ def _chosen(address: VllmAddress, entries: Sequence[dict[str, Any]]) -> dict[str
     names = [str(entry["id"]) for entry in entries]
     if address.model not in names:
         hint = f"{nearest(address.model, names)} It serves: {', '.join(names[:20])}."
-        raise ModelError(f"The server at {address.url} serves no model {address.model!r}.", hint.strip())
+        raise ModelError(
+            f"The server at {address.url} serves no model {address.model!r}.", hint.strip()
+        )
     return entries[names.index(address.model)]
 
 
@@ -255,9 +293,25 @@ def _length(entry: Mapping[str, Any]) -> int | None:
 
 
 def _probe(model: str) -> dict[str, Any]:
-    """Token 0 and no other is allowed after token 0: a log-prob of the policy does not know of that, and is not 0."""
-    asked = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0}
-    return {**asked, "allowed_token_ids": [0], "logprobs": 1, "return_token_ids": True, "ignore_eos": True}
+    """Token 0 and no other is allowed after token 0: a log-prob of the policy does not know of
+    that, and is not 0.
+    """
+    asked = {
+        "model": model,
+        "prompt": [0],
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "seed": 0,
+    }
+    return {
+        **asked,
+        "allowed_token_ids": [0],
+        "logprobs": 1,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
 
 
 def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
@@ -269,7 +323,8 @@ def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ModelError(
             f"The server at {address.url} gives no token ids with their log-probs.",
-            "A vLLM from 0.11 on does, on /v1/completions; name any other server by its provider, as openai:NAME.",
+            "A vLLM from 0.11 on does, on /v1/completions; name any other server by its provider,"
+            " as openai:NAME.",
         ) from error
     if token_ids != [0] or max(logprobs) > _ROUNDING:
         raise ModelError(
@@ -289,10 +344,13 @@ def _is_list(value: Any) -> bool:
 def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     """The server is not there, or went away while it answered."""
     why = str(error) or type(error).__name__
-    silent = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+    silent = isinstance(error, httpx.TimeoutException) and not isinstance(
+        error, httpx.ConnectTimeout
+    )
     return (ServerSilentError if silent else ServerGoneError)(
         f"The vLLM server at {address.url} does not answer: {why}.",
-        "Start it (docs/models.md, vLLM), or check the address; `hrm-agent resume` continues a run that stopped.",
+        "Start it (docs/models.md, vLLM), or check the address; `hrm-agent resume` continues a run"
+        " that stopped.",
     )
 
 
@@ -300,7 +358,9 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
     """What an HTTP status other than 200 means."""
     said = _said(body)
     if status in (401, 403):
-        return ModelError(f"The vLLM server at {address.url} does not take the key.", _key_hint(address.key_env))
+        return ModelError(
+            f"The vLLM server at {address.url} does not take the key.", _key_hint(address.key_env)
+        )
     if status == 404:
         return ModelError(
             f"The server at {address.url} does not have what was requested: {said}",

@@ -1,8 +1,9 @@
-"""Weights for a vLLM server, and its word for which it has: the client of `in_server/hrm_agent_weights.py`.
+"""Weights for a vLLM server, and its word for which it has: the client of
+`in_server/hrm_agent_weights.py`.
 
-The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md says how to do it by hand).
-In dev mode, anyone who can reach the port can run any method of its workers, and these routes ask for no key: keep the
-server on the loopback or in a closed network.
+The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md says
+how to do it by hand). In dev mode, anyone who can reach the port can run any method of its workers,
+and these routes ask for no key: keep the server on the loopback or in a closed network.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ EXTENSION_FOLDER = Path(__file__).parent / "in_server"
 _SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
 _WATCH_SECONDS = 60.0
-"""An engine answers between two of its iterations: even one without a GPU takes no longer for one."""
+"""An engine answers between two of its iterations:
+even one without a GPU takes no longer for one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +75,26 @@ class Watched:
     """State of a server at one moment."""
 
     identity: tuple[tuple[str, ...], ...]
-    """For each worker its process, the version that it took last, and the number of times it took any."""
+    """For each worker its process, the version that it took last, and the number of times it took
+    any.
+    """
     digest: str
     """Digest of all weights that its workers compute with; empty if it was not asked for."""
     tokens: Mapping[str, int] | None
-    """Tokens of each request under way, prompt and sampled, by its name (None: the server does not report them)."""
+    """Tokens of each request under way, prompt and sampled, by its name (None: the server does not
+    report them).
+    """
 
 
 class WeightsClient:
-    """One server's weights. Every method raises `ModelError` where the server fails or refuses. Thread-safe."""
+    """One server's weights. Every method raises `ModelError` where the server fails or refuses.
+    Thread-safe.
+    """
 
     def __init__(self, address: VllmAddress, model: str, seconds: float = _SECONDS) -> None:
-        """`model`: the name under which the server has its base model. `seconds`: within which it has to answer."""
+        """`model`: the name under which the server has its base model. `seconds`: within which it
+        has to answer.
+        """
         self.address, self.model, self._seconds = address, model, seconds
         self._root = address.url.removesuffix("/v1")
         self._client = httpx.Client(timeout=seconds, **client_options(address))
@@ -93,7 +104,10 @@ class WeightsClient:
         said = self._value("GET", "/server_info?config_format=json")
         try:
             config = said["vllm_config"]
-            blocks, size = config["cache_config"]["num_gpu_blocks"], config["cache_config"]["block_size"]
+            blocks, size = (
+                config["cache_config"]["num_gpu_blocks"],
+                config["cache_config"]["block_size"],
+            )
             dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
             replicas = int(config["parallel_config"]["data_parallel_size"])
             most = int(config["scheduler_config"]["max_num_seqs"])
@@ -101,51 +115,79 @@ class WeightsClient:
             return ServerFacts(int(blocks) * int(size), most, dtype, replicas, int(size), rounded)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
-                f"The vLLM server at {self.address.url} does not say how large its cache is.", "Take vLLM 0.32."
+                f"The vLLM server at {self.address.url} does not say how large its cache is.",
+                "Take vLLM 0.32.",
             ) from error
 
     def is_healthy(self) -> bool:
         """Whether it answers, within seconds."""
         try:
-            return self._client.get(f"{self._root}/health", timeout=_HEALTH_SECONDS).status_code == HTTP_OK
+            return (
+                self._client.get(f"{self._root}/health", timeout=_HEALTH_SECONDS).status_code
+                == HTTP_OK
+            )
         except httpx.HTTPError:
             return False
 
     def watch(self, *, digest: bool = False) -> Watched:
         """Which process it is, what it was given, and how far its requests are.
 
-        `digest`: all weights are read for one. Raises `ServerSilentError` where it does not answer within a while.
+        `digest`: all weights are read for one. Raises `ServerSilentError` where it does not answer
+        within a while.
         """
-        answers = self._rpc("hrm_watch", *(("digest",) if digest else ()), seconds=min(self._seconds, _WATCH_SECONDS))
+        answers = self._rpc(
+            "hrm_watch",
+            *(("digest",) if digest else ()),
+            seconds=min(self._seconds, _WATCH_SECONDS),
+        )
         said = sorted(tuple(str(each.get(key)) for key in _IDENTITY) for each in answers)
-        counts = [cast("dict[str, int]", each["requests"]) for each in answers if each.get("requests") is not None]
-        named = {found[1]: int(n) for each in counts for name, n in each.items() if (found := _NAMED.match(name))}
+        counts = [
+            cast("dict[str, int]", each["requests"])
+            for each in answers
+            if each.get("requests") is not None
+        ]
+        named = {
+            found[1]: int(n)
+            for each in counts
+            for name, n in each.items()
+            if (found := _NAMED.match(name))
+        }
         return Watched(tuple(said), _digest(answers), named if counts else None)
 
     def cache_hits(self) -> tuple[float, float] | None:
-        """Tokens that were looked for in its cache of prefixes so far, and those found; None where it has no count."""
+        """Tokens that were looked for in its cache of prefixes so far, and those found; None where
+        it has no count.
+        """
         try:
             text = self._client.get(f"{self._root}/metrics").text
         except httpx.HTTPError as error:
             raise unreachable(self.address, error) from error
         found = [
-            [float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)] for name in _CACHE
+            [
+                float(value)
+                for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+            ]
+            for name in _CACHE
         ]
         return (sum(found[0]), sum(found[1])) if all(found) else None
 
     def gpus(self) -> list[str]:
-        """That of each worker, in the order of their ranks; empty for one that has none, or no NCCL."""
+        """That of each worker, in the order of their ranks; empty for one that has none, or no
+        NCCL.
+        """
         found = {entry.get("rank"): str(entry.get("gpu", "")) for entry in self._rpc("hrm_worker")}
         if set(found) != set(range(len(found))):
             raise ModelError(
-                f"The workers of the vLLM server at {self.address.url} do not say which they are.", "Start it again."
+                f"The workers of the vLLM server at {self.address.url} do not say which they are.",
+                "Start it again.",
             )
         return [found[rank] for rank in range(len(found))]
 
     def take(self, source: str, version: int) -> None:
         """Load all weights, then drop the cache of the old ones.
 
-        `source`: a safetensors file that the server can read, or an offer of the trainer (`in_server/`).
+        `source`: a safetensors file that the server can read, or an offer of the trainer
+        (`in_server/`).
         """
         self._rpc("hrm_take_weights", source, str(version))
         self.drop_cache()
@@ -162,18 +204,26 @@ class WeightsClient:
         """Forget the keys and values of all prefixes. No request may be under way."""
         if self._value("POST", "/reset_prefix_cache").get("success") is not True:
             raise ModelError(
-                f"The vLLM server at {self.address.url} keeps the cache of its former weights: it is answering others.",
+                f"The vLLM server at {self.address.url} keeps the cache of its former weights: it"
+                " is answering others.",
                 "Let nobody else use the server while a training runs.",
             )
 
     def compared(self, source: str) -> Compared:
-        """Compare what each worker has with its share of `source`: as for `take`, or the folder of an adapter."""
+        """Compare what each worker has with its share of `source`: as for `take`, or the folder of
+        an adapter.
+        """
         found = self._rpc("hrm_differing_weights", source)
-        sides = [tuple(sorted({str(name) for entry in found for name in entry.get(key, ())})) for key in _SIDES]
+        sides = [
+            tuple(sorted({str(name) for entry in found for name in entry.get(key, ())}))
+            for key in _SIDES
+        ]
         return Compared(sides[0], sides[1], _digest(found))
 
     def logprobs(self, token_ids: Sequence[int], model: str | None = None) -> list[float]:
-        """Log-prob of each token but the first, after those before it, computed without the cache."""
+        """Log-prob of each token but the first, after those before it,
+        computed without the cache.
+        """
         asked = {
             "model": model or self.model,
             "prompt": list(token_ids),
@@ -184,16 +234,33 @@ class WeightsClient:
         said = self._value("POST", "/v1/completions", asked)
         try:
             after_first = said["choices"][0]["prompt_logprobs"][1:]
-            return [float(at[str(token)]["logprob"]) for token, at in zip(token_ids[1:], after_first, strict=True)]
+            return [
+                float(at[str(token)]["logprob"])
+                for token, at in zip(token_ids[1:], after_first, strict=True)
+            ]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ModelError(
-                f"The vLLM server at {self.address.url} gives no log-probs of a prompt.", "Take vLLM 0.32."
+                f"The vLLM server at {self.address.url} gives no log-probs of a prompt.",
+                "Take vLLM 0.32.",
             ) from error
 
-    def sample(self, prompts: Sequence[Sequence[int]], count: int, model: str | None = None) -> None:
-        """Have `count` tokens sampled after each prompt, all at once, as rollouts are: for what it takes."""
-        asked = {"model": model or self.model, "prompt": [*map(list, prompts)], "max_tokens": count, "ignore_eos": True}
-        self._value("POST", "/v1/completions", asked | {"temperature": 1.0, "top_k": 0, "logprobs": 0, "seed": 0})
+    def sample(
+        self, prompts: Sequence[Sequence[int]], count: int, model: str | None = None
+    ) -> None:
+        """Have `count` tokens sampled after each prompt, all at once, as rollouts are: for what it
+        takes.
+        """
+        asked = {
+            "model": model or self.model,
+            "prompt": [*map(list, prompts)],
+            "max_tokens": count,
+            "ignore_eos": True,
+        }
+        self._value(
+            "POST",
+            "/v1/completions",
+            asked | {"temperature": 1.0, "top_k": 0, "logprobs": 0, "seed": 0},
+        )
 
     def close(self) -> None:
         """Hang up."""
@@ -208,22 +275,29 @@ class WeightsClient:
                 raise
             raise ModelError(
                 f"The vLLM server at {self.address.url} takes no weights.",
-                f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} (of this release) and "
-                f"--worker-extension-cls {EXTENSION} (docs/scale.md).",
+                f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} (of this"
+                f" release) and --worker-extension-cls {EXTENSION} (docs/scale.md).",
             ) from error
         entries = cast("list[Any]", found) if isinstance(found, list) else []
         answers = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
         if not answers or len(answers) != len(entries):
-            raise ModelError(f"The vLLM server at {self.address.url} does not say what became of {method}.")
+            raise ModelError(
+                f"The vLLM server at {self.address.url} does not say what became of {method}."
+            )
         for said in (answer["error"] for answer in answers if "error" in answer):
             raise ServerGoneError(
-                f"The vLLM server at {self.address.url} could not do {method}: {' '.join(str(said).split())}.",
+                f"The vLLM server at {self.address.url} could not do {method}:"
+                f" {' '.join(str(said).split())}.",
                 "See its log; `hrm-agent resume` continues a run that stopped.",
             )
         return answers
 
     def _value(
-        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float | None = None,
     ) -> dict[str, Any]:
         status, text = self._asked(method, path, body, seconds)
         if status != HTTP_OK:
@@ -237,7 +311,8 @@ class WeightsClient:
         if "Not Found" in text:
             raise ModelError(
                 f"The vLLM server at {self.address.url} takes no adapters.",
-                "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 (docs/scale.md).",
+                "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                " (docs/scale.md).",
             )
         raise refusal(self.address, status, text)
 

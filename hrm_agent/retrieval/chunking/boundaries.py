@@ -1,7 +1,8 @@
 """A text as arrays: one number per character, and what every kind of boundary is read from.
 
-Places to cut are found by numpy over the whole text at once, a few nanoseconds a character. A tokenizer takes about a
-hundred, so that all of them together cost less than it does, and no text, however odd, is looked at twice.
+Places to cut are found by numpy over the whole text at once, a few nanoseconds a character. A
+tokenizer takes about a hundred, so that all of them together cost less than it does, and no text,
+however odd, is looked at twice.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Surface:
 
     @cached_property
     def written_lines(self) -> tuple[Positions, Flags]:
-        """Starts of the lines that hold something, and whether an empty line or nothing is before each."""
+        """Starts of the lines that hold something, and whether an empty line or nothing is before
+        each.
+        """
         starts = np.concatenate((np.zeros(1, dtype=np.int64), self.lines))
         ends = np.append(self.lines, len(self.text))
         written = self.visible(starts) < ends
@@ -68,7 +71,9 @@ class Surface:
         return starts[written], after_blank[written]
 
     def visible(self, places: Positions) -> Positions:
-        """The first character from each place on that is no white space; the length of the text if there is none."""
+        """The first character from each place on that is no white space; the length of the text if
+        there is none.
+        """
         inside = places < len(self.text)
         wanted = places.copy()
         blank = np.flatnonzero(inside)[self.space[places[inside]]]

@@ -1,4 +1,6 @@
-"""What must hold of every list of chunks, looked at from outside: for tests, and for splitters that are not ours."""
+"""What must hold of every list of chunks, looked at from outside: for tests, and for splitters that
+are not ours.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class ChunkTally:
     cut_graphemes: int
     """Places inside of a grapheme, no larger than the limit, where a chunk begins or ends."""
     lost: int
-    """Characters in no chunk's span; white space is not counted, as several libraries drop it on purpose."""
+    """Characters in no chunk's span; white space is not counted, as several libraries drop it on
+    purpose.
+    """
 
     @property
     def total(self) -> int:
@@ -48,12 +52,19 @@ def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -
 
 def shared_tokens(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer) -> list[int]:
     """Tokens that each two neighbours have in common."""
-    return [tokenizer.count(text[max(after.start, 0) : before.end]) for before, after in pairwise(chunks)]
+    return [
+        tokenizer.count(text[max(after.start, 0) : before.end])
+        for before, after in pairwise(chunks)
+    ]
 
 
 def faults(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> list[str]:
     """A line for each thing that is wrong; none if citations can rest on `chunks`."""
-    return [*_coverage(text, chunks), *_limits(text, chunks, tokenizer, size), *_broken(text, chunks, tokenizer, size)]
+    return [
+        *_coverage(text, chunks),
+        *_limits(text, chunks, tokenizer, size),
+        *_broken(text, chunks, tokenizer, size),
+    ]
 
 
 def _exact(text: str, chunk: Chunk) -> bool:

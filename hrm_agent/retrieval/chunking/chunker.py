@@ -36,10 +36,10 @@ def chunk_text(
 ) -> list[Chunk]:
     """Chunks of `text` in order, covering all of it; none for an empty text.
 
-    `size` is the limit in tokens of `tokenizer`; `overlap` the share of it that a chunk repeats of the one before, up
-    to a half. Strategies: `fixed` (no overlap, whatever is asked), `sliding`, `recursive` (paragraphs, sentences,
-    lines, words), `sentence`, `semantic` (changes of topic, told by words or, where given, by `embeddings`),
-    `markdown`, `code`.
+    `size` is the limit in tokens of `tokenizer`; `overlap` the share of it that a chunk repeats of
+    the one before, up to a half. Strategies: `fixed` (no overlap, whatever is asked), `sliding`,
+    `recursive` (paragraphs, sentences, lines, words), `sentence`, `semantic` (changes of topic,
+    told by words or, where given, by `embeddings`), `markdown`, `code`.
     """
     if strategy not in STRATEGIES:
         known = f"{nearest(strategy, STRATEGIES)} Known: {', '.join(STRATEGIES)}.".strip()
@@ -47,9 +47,14 @@ def chunk_text(
     if size < 1:
         raise ConfigError(f"A chunk cannot have {size} tokens.", "Choose a size of at least 1.")
     if not 0 <= overlap <= _MOST_OVERLAP:
-        raise ConfigError(f"An overlap of {overlap:g} is not a share from 0 to {_MOST_OVERLAP}.", "For 15 % give 0.15.")
+        raise ConfigError(
+            f"An overlap of {overlap:g} is not a share from 0 to {_MOST_OVERLAP}.",
+            "For 15 % give 0.15.",
+        )
     if embeddings is not None and strategy != "semantic":
-        raise ConfigError(f"Embeddings are not used by {strategy!r}.", "Choose `semantic`, or give none.")
+        raise ConfigError(
+            f"Embeddings are not used by {strategy!r}.", "Choose `semantic`, or give none."
+        )
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
     prose = Prose(checked(text))
@@ -71,7 +76,9 @@ def _anywhere(prose: Prose) -> Sequence[CutLevel]:
 
 
 def _recursive(prose: Prose) -> Sequence[CutLevel]:
-    return [CutLevel(places) for places in (prose.paragraphs, prose.sentences, prose.lines, prose.words)]
+    return [
+        CutLevel(places) for places in (prose.paragraphs, prose.sentences, prose.lines, prose.words)
+    ]
 
 
 def _sentence(prose: Prose) -> Sequence[CutLevel]:

@@ -1,8 +1,9 @@
 """Where source code may be cut, in any language that is indented.
 
-A parser for each language would know more and would have to be there for each. What indentation tells is enough to
-keep a function whole where it fits: the best place is a line that starts at the margin after an empty one, then any
-line after an empty one, then any line at the margin that closes nothing, then any line.
+A parser for each language would know more and would have to be there for each. What indentation
+tells is enough to keep a function whole where it fits: the best place is a line that starts at the
+margin after an empty one, then any line after an empty one, then any line at the margin that closes
+nothing, then any line.
 """
 
 from __future__ import annotations
@@ -26,4 +27,7 @@ def code_levels(surface: Surface) -> Sequence[CutLevel]:
     text = surface.text
     margin[margin] = [_CONTINUES.match(text, start) is None for start in starts[margin].tolist()]
     ranks = (after_blank & margin, after_blank & ~margin, ~after_blank & margin)
-    return [CutLevel(places) for places in (*(starts[rank] for rank in ranks), surface.lines, surface.words)]
+    return [
+        CutLevel(places)
+        for places in (*(starts[rank] for rank in ranks), surface.lines, surface.words)
+    ]

@@ -1,8 +1,9 @@
 """Several ways to cut one text, side by side: what each keeps, what it breaks, what it costs.
 
-Ours and other libraries' splitters are looked at from outside by the same eyes. A span that is wrong is counted, and
-mended where the chunk's text can be found, so that overlap and coverage are those of the cutting and not of the spans.
-Where sentences end is told by an expression of its own and not by the rules that our strategies cut by.
+Ours and other libraries' splitters are looked at from outside by the same eyes. A span that is
+wrong is counted, and mended where the chunk's text can be found, so that overlap and coverage are
+those of the cutting and not of the spans. Where sentences end is told by an expression of its own
+and not by the rules that our strategies cut by.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _SENTENCE = re.compile(
 _VISIBLE = re.compile(r"\S")
 _WARMING = 500
 """Characters that are cut before the clock starts."""
-_MODULES = {"chonkie": "chonkie", "langchain": "langchain_text_splitters", "semantic": "semantic_text_splitter"}
+_MODULES = {
+    "chonkie": "chonkie",
+    "langchain": "langchain_text_splitters",
+    "semantic": "semantic_text_splitter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,10 @@ class Cutting:
 
 def splitters_at_hand() -> list[str]:
     """Our strategies, then the libraries' splitters that are installed."""
-    return [*STRATEGIES, *(name for name in LIBRARIES if find_spec(_MODULES.get(name.partition("-")[0], name)))]
+    return [
+        *STRATEGIES,
+        *(name for name in LIBRARIES if find_spec(_MODULES.get(name.partition("-")[0], name))),
+    ]
 
 
 def compare(
@@ -91,7 +99,10 @@ def compare(
     """
     for name in names:
         if name not in (known := [*STRATEGIES, *LIBRARIES]):
-            raise ConfigError(f"There is no strategy {name!r}.", nearest(name, known) or f"Known: {', '.join(known)}.")
+            raise ConfigError(
+                f"There is no strategy {name!r}.",
+                nearest(name, known) or f"Known: {', '.join(known)}.",
+            )
     chunk_text("", tokenizer=tokenizer, size=size, overlap=overlap)
     ends, found = sentence_ends(text), list[Cutting]()
     for name in names:
@@ -101,21 +112,31 @@ def compare(
 
 
 def sentence_ends(text: str) -> frozenset[int]:
-    """The first character after each sentence and the white space behind it. An abbreviation ends one, too."""
+    """The first character after each sentence and the white space behind it. An abbreviation ends
+    one, too.
+    """
     return frozenset(match.end() for match in _SENTENCE.finditer(text))
 
 
-def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, ends: frozenset[int]) -> Cutting:
+def _cut(
+    text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, ends: frozenset[int]
+) -> Cutting:
     cut_by = chunk_text if name in STRATEGIES else library_spans
     begun = time.process_time()
     try:
-        cut_by(text[:_WARMING], name, tokenizer, size=size, overlap=overlap)  # imports, expressions, tables
+        # imports, expressions, tables
+        cut_by(text[:_WARMING], name, tokenizer, size=size, overlap=overlap)
         begun = time.process_time()
         found = cut_by(text, name, tokenizer, size=size, overlap=overlap)
     except HrmError as error:
-        return Cutting(name, [], ChunkTally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message)
+        return Cutting(
+            name, [], ChunkTally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message
+        )
     seconds = time.process_time() - begun
-    said = [one if isinstance(one, Chunk) else Chunk(one[0], one[1], tokenizer.count(one[2]), one[2]) for one in found]
+    said = [
+        one if isinstance(one, Chunk) else Chunk(one[0], one[1], tokenizer.count(one[2]), one[2])
+        for one in found
+    ]
     chunks = placed(text, said)
     cut = [chunk.end for chunk in chunks if 0 < chunk.end < len(text)]
     return Cutting(
@@ -129,7 +150,9 @@ def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, 
     )
 
 
-def _faults(text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> ChunkTally:
+def _faults(
+    text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int
+) -> ChunkTally:
     """The spans as they were said, everything else as it was cut."""
     mended = tally(text, chunks, tokenizer, size)
     wrong = sum(text[chunk.start : chunk.end] != chunk.text or chunk.start < 0 for chunk in said)
@@ -137,7 +160,9 @@ def _faults(text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer
 
 
 def _seen(text: str, places: Iterable[int]) -> list[int]:
-    """For each place the first character from there on that is no white space; no stretch is looked at twice."""
+    """For each place the first character from there on that is no white space; no stretch is looked
+    at twice.
+    """
     seen, found = -1, list[int]()
     for place in sorted(places):
         if place > seen:

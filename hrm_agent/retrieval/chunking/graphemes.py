@@ -1,9 +1,9 @@
 r"""Where a character, as a reader sees it, ends.
 
-An "é" may be two code points and a family of four seven; a chunk that ends inside shows something that nobody wrote.
-The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text needs none of them: only code points outside
-the plain ranges below, and their neighbours, are put to the library. Flags are paired here, since `\X` looks back over
-the whole run of them.
+An "é" may be two code points and a family of four seven; a chunk that ends inside shows something
+that nobody wrote. The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text needs
+none of them: only code points outside the plain ranges below, and their neighbours, are put to the
+library. Flags are paired here, since `\X` looks back over the whole run of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _PLAIN = (
     (0x4E00, 0x9FFF),
     (0xFF01, 0xFF60),
 )
-"""Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor Hangul parts."""
+"""Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor
+Hangul parts.
+"""
 _TABLE = 0x10000
 """What is above is put to the library."""
 _FLAG = "\U0001f1e6-\U0001f1ff"
@@ -45,7 +47,9 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 
 def grapheme_ends(text: str, points: NDArray[np.uint32] | None = None) -> NDArray[np.bool_]:
-    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may. `points`: where at hand."""
+    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may. `points`:
+    where at hand.
+    """
     may_cut = np.ones(len(text) + 1, dtype=np.bool_)
     points = code_points(text) if points is None else points
     if text.isascii():
@@ -66,7 +70,9 @@ def _doubtful(points: NDArray[np.uint32]) -> list[tuple[int, int]]:
     doubt[1:-1] = _doubts()[np.minimum(points, _TABLE)]
     steps = np.flatnonzero(doubt[1:] != doubt[:-1])
     starts, ends = steps[::2], steps[1::2]
-    widened = zip((starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True)
+    widened = zip(
+        (starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True
+    )
     return _joined(list(widened))
 
 

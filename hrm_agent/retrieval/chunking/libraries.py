@@ -1,15 +1,16 @@
 """Splitters of other libraries by name, to be compared with ours; nothing is built on them.
 
-Each is called as its documentation says and counts with the same tokenizer, so that only the cutting differs: through
-our interface, or by the tokenizer's own library where the splitter takes that. What it says is handed on as it is: a
-`Chunk` here may name a span that is not its text, or have more tokens than were asked for.
-`hrm_agent.retrieval.chunking.check` tells. Where a library does not know where it cut, the span starts at -1.
+Each is called as its documentation says and counts with the same tokenizer, so that only the
+cutting differs: through our interface, or by the tokenizer's own library where the splitter takes
+that. What it says is handed on as it is: a `Chunk` here may name a span that is not its text, or
+have more tokens than were asked for. `hrm_agent.retrieval.chunking.check` tells. Where a library
+does not know where it cut, the span starts at -1.
 
-`library_spans` is what a library itself does, and what its time is measured by: tokens are counted once more for the
-chunks, which some libraries do not count.
+`library_spans` is what a library itself does, and what its time is measured by: tokens are counted
+once more for the chunks, which some libraries do not count.
 
-`chonkie` is its recursive chunker, with its refinery where an overlap is asked for; the refinery puts text in front of
-a chunk and leaves the span as it was. `chonkie-sentence` overlaps by itself.
+`chonkie` is its recursive chunker, with its refinery where an overlap is asked for; the refinery
+puts text in front of a chunk and leaves the span as it was. `chonkie-sentence` overlaps by itself.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ Span = tuple[int, int, str]
 """Start, end and text, as a library says them."""
 
 
-def library_chunks(text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float) -> list[Chunk]:
-    """What the library makes of `text`; `size` in tokens and `overlap` as a share of it, as for `chunk_text`."""
+def library_chunks(
+    text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float
+) -> list[Chunk]:
+    """What the library makes of `text`; `size` in tokens and `overlap` as a share of it, as for
+    `chunk_text`.
+    """
     spans = library_spans(text, name, tokenizer, size=size, overlap=overlap)
     return [Chunk(start, end, tokenizer.count(part), part) for start, end, part in spans]
 
 
-def library_spans(text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float) -> list[Span]:
+def library_spans(
+    text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float
+) -> list[Span]:
     """The same as the library says it."""
     if name not in LIBRARIES:
         raise ConfigError(
-            f"There is no splitter {name!r}.", nearest(name, LIBRARIES) or f"Known: {', '.join(LIBRARIES)}."
+            f"There is no splitter {name!r}.",
+            nearest(name, LIBRARIES) or f"Known: {', '.join(LIBRARIES)}.",
         )
     cut = LIBRARIES[name](tokenizer, size, round(size * overlap))
     if not checked(text).strip():
@@ -47,18 +55,24 @@ def library_spans(text: str, name: str, tokenizer: Tokenizer, *, size: int, over
     try:
         return list(cut(text))
     except Exception as error:  # whatever the library raises
-        raise RetrievalError(f"{name} fails on this text: {error!r}.", "Compare without it.") from error
+        raise RetrievalError(
+            f"{name} fails on this text: {error!r}.", "Compare without it."
+        ) from error
 
 
 def placed(text: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """With wrong spans mended where the chunk's text can be found, so that a splitter is not judged by its spans."""
+    """With wrong spans mended where the chunk's text can be found, so that a splitter is not judged
+    by its spans.
+    """
     found: list[Chunk] = []
     for chunk in chunks:
         start = chunk.start
         if start < 0 or text[start : chunk.end] != chunk.text:
             after = found[-1].start + 1 if found else 0
             start = text.find(chunk.text, after)
-        found.append(chunk if start < 0 else Chunk(start, start + len(chunk.text), chunk.tokens, chunk.text))
+        found.append(
+            chunk if start < 0 else Chunk(start, start + len(chunk.text), chunk.tokens, chunk.text)
+        )
     return found
 
 
@@ -85,7 +99,9 @@ def _semchunk(tokenizer: Tokenizer, size: int, shared: int) -> Callable[[str], I
     return cut
 
 
-def _semantic_text_splitter(tokenizer: Tokenizer, size: int, shared: int) -> Callable[[str], Iterable[Span]]:
+def _semantic_text_splitter(
+    tokenizer: Tokenizer, size: int, shared: int
+) -> Callable[[str], Iterable[Span]]:
     splitter = _library("semantic_text_splitter").TextSplitter.from_callback(
         tokenizer.count, size, overlap=shared, trim=False
     )
@@ -109,9 +125,13 @@ def _chonkie(tokenizer: Tokenizer, size: int, shared: int) -> Callable[[str], It
     return cut
 
 
-def _chonkie_sentence(tokenizer: Tokenizer, size: int, shared: int) -> Callable[[str], Iterable[Span]]:
+def _chonkie_sentence(
+    tokenizer: Tokenizer, size: int, shared: int
+) -> Callable[[str], Iterable[Span]]:
     chunker = _library("chonkie").SentenceChunker(_for_chonkie(tokenizer), size, shared)
-    return lambda text: [(chunk.start_index, chunk.end_index, chunk.text) for chunk in chunker.chunk(text)]
+    return lambda text: [
+        (chunk.start_index, chunk.end_index, chunk.text) for chunk in chunker.chunk(text)
+    ]
 
 
 def _for_chonkie(tokenizer: Tokenizer) -> Any:
@@ -143,7 +163,9 @@ def _library(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{module} is not installed.", f"Run `{to_install('splitters')}`.") from error
+        raise ConfigError(
+            f"{module} is not installed.", f"Run `{to_install('splitters')}`."
+        ) from error
 
 
 LIBRARIES: dict[str, Callable[[Tokenizer, int, int], Callable[[str], Iterable[Span]]]] = {

@@ -1,8 +1,10 @@
-"""Where Markdown may be cut: before headings, the upper ones first, then where the topic changes, then between blocks.
+"""Where Markdown may be cut: before headings, the upper ones first, then where the topic changes,
+then between blocks.
 
-Read line by line rather than parsed: all that is needed is which lines begin a block, and a page that is no valid
-Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and only line ends are places to cut.
-Not covered: underlined headings, fences inside of quotations, HTML blocks.
+Read line by line rather than parsed: all that is needed is which lines begin a block, and a page
+that is no valid Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and
+only line ends are places to cut. Not covered: underlined headings, fences inside of quotations,
+HTML blocks.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
 def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
-    """Headings of rank 1 and 2, the other headings, changes of topic, blocks, sentences, lines, words."""
+    """Headings of rank 1 and 2, the other headings, changes of topic, blocks, sentences, lines,
+    words.
+    """
     starts, after_blank = prose.written_lines
     first = prose.points[prose.visible(starts)]
-    fences = np.array(list(_fences(prose.text, starts[_among(first, "`~")])), dtype=np.int64).reshape(-1, 2)
+    fences = np.array(
+        list(_fences(prose.text, starts[_among(first, "`~")])), dtype=np.int64
+    ).reshape(-1, 2)
     free = ~_inside(starts, fences)
     ranks = _ranks(prose.text, starts, free & _among(first, "#"))
     items = free & _among(first, "-*+0123456789")
@@ -43,7 +49,11 @@ def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
     strength = None if changes.strength is None else changes.strength[spoken]
     rest = (starts[blocks], prose.sentences[spoken], prose.lines, prose.words)
     headings = (CutLevel(starts[upper]), CutLevel(starts[lower]))
-    return [*headings, CutLevel(changes.places[spoken], strength), *(CutLevel(places) for places in rest)]
+    return [
+        *headings,
+        CutLevel(changes.places[spoken], strength),
+        *(CutLevel(places) for places in rest),
+    ]
 
 
 def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:

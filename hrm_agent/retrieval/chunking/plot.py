@@ -1,7 +1,8 @@
 """How a text is cut, as a picture: a lane for each way, the text from left to right.
 
-Neighbouring chunks alternate between the upper and the lower half of a lane, so that an overlap is where both halves
-are filled; there it is drawn in a colour of its own. What the text is made of stands above: headings and paragraphs.
+Neighbouring chunks alternate between the upper and the lower half of a lane, so that an overlap is
+where both halves are filled; there it is drawn in a colour of its own. What the text is made of
+stands above: headings and paragraphs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def paragraph_starts(text: str, shown: Window) -> list[int]:
 
 
 def lane(cutting: Cutting, shown: Window, cells: int) -> str:
-    """A cutting in so many cells: `a` and `b` for neighbouring chunks, `x` for an overlap, a space for nothing."""
+    """A cutting in so many cells: `a` and `b` for neighbouring chunks, `x` for an overlap, a space
+    for nothing.
+    """
     drawn, per_cell = [" "] * cells, (shown[1] - shown[0]) / cells
     for number, chunk in _visible(cutting, shown):
         first, last = (round((place - shown[0]) / per_cell) for place in (chunk.start, chunk.end))
@@ -77,19 +80,35 @@ def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: 
 def _visible(cutting: Cutting, shown: Window) -> list[tuple[int, Chunk]]:
     """The chunks within a window that have a place, with their numbers."""
     numbered = enumerate(cutting.chunks)
-    return [(n, chunk) for n, chunk in numbered if chunk.start >= 0 and chunk.end > shown[0] and chunk.start < shown[1]]
+    return [
+        (n, chunk)
+        for n, chunk in numbered
+        if chunk.start >= 0 and chunk.end > shown[0] and chunk.start < shown[1]
+    ]
 
 
 def _lane(axes: Any, row: int, cutting: Cutting, shown: Window) -> None:
     visible = _visible(cutting, shown)
     for half, colour in ((0, _UPPER), (1, _LOWER)):
-        bars = [(chunk.start, chunk.end - chunk.start) for number, chunk in visible if number % 2 == half]
+        bars = [
+            (chunk.start, chunk.end - chunk.start)
+            for number, chunk in visible
+            if number % 2 == half
+        ]
         top = row - 0.36 + 0.36 * half
         axes.broken_barh(bars, (top, 0.36), facecolors=colour, edgecolors="white", linewidth=0.6)
     shared = [(b.start, a.end - b.start) for (_, a), (_, b) in pairwise(visible) if b.start < a.end]
     axes.broken_barh(shared, (row - 0.36, 0.72), facecolors=_OVERLAP)
     if cutting.problem:
-        axes.text(shown[0], row, f"  {cutting.problem}", va="center", color=_WRONG, fontsize="small", parse_math=False)
+        axes.text(
+            shown[0],
+            row,
+            f"  {cutting.problem}",
+            va="center",
+            color=_WRONG,
+            fontsize="small",
+            parse_math=False,
+        )
 
 
 def _structure(axes: Any, text: str, shown: Window, rows: int) -> None:
@@ -128,7 +147,9 @@ def _summary(cutting: Cutting) -> str:
     if not cutting.chunks:
         return "none"
     faults = cutting.faults.total
-    return f"{len(cutting.chunks):,} chunks" + (f", {faults:,} fault{'s' * (faults != 1)}" if faults else "")
+    return f"{len(cutting.chunks):,} chunks" + (
+        f", {faults:,} fault{'s' * (faults != 1)}" if faults else ""
+    )
 
 
 def _legend(figure: Any) -> None:
@@ -136,4 +157,6 @@ def _legend(figure: Any) -> None:
 
     handles = [Patch(color=colour) for colour in (_UPPER, _LOWER, _OVERLAP)]
     labels = ["chunk", "the next one", "in both"]
-    figure.legend(handles, labels, loc="outside lower right", ncols=3, fontsize="small", frameon=False)
+    figure.legend(
+        handles, labels, loc="outside lower right", ncols=3, fontsize="small", frameon=False
+    )

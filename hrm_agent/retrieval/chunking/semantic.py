@@ -1,12 +1,14 @@
 """Where the topic changes, told by words alone or by vectors.
 
-TextTiling's idea (Hearst 1997): at each gap between sentences the sentences before it are compared with those after
-it, by cosine. A gap where they are less alike than on both sides of it is a valley, and its depth is how far it lies
-below the two hills; the deepest valley within reach is where a chunk ends. Deviations: sentences instead of blocks of
-a fixed length; the mean over a narrow and a wide window, as topics are short and long; and the hills are looked for a
-bounded way off, so that time is linear.
+TextTiling's idea (Hearst 1997): at each gap between sentences the sentences before it are compared
+with those after it, by cosine. A gap where they are less alike than on both sides of it is a
+valley, and its depth is how far it lies below the two hills; the deepest valley within reach is
+where a chunk ends. Deviations: sentences instead of blocks of a fixed length; the mean over a
+narrow and a wide window, as topics are short and long; and the hills are looked for a bounded way
+off, so that time is linear.
 
-Without a model a sentence is its words, weighted by how few sentences of this text have them. With one it is a vector.
+Without a model a sentence is its words, weighted by how few sentences of this text have them. With
+one it is a vector.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _SIDES = (4, 8)
 _HILL = 12
 """Gaps to either side in which the hill beside a valley is looked for."""
 _STEM = 6
-"""Letters by which words are told apart: "model" and "models" are alike, and so now and then are others."""
+"""Letters by which words are told apart: "model" and "models" are alike, and so now and then are
+others.
+"""
 
 
 def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
@@ -42,7 +46,11 @@ def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
     places = prose.sentences
     if not len(places):
         return CutLevel(places)
-    alike = _alike_in_words(prose, places) if embeddings is None else _alike_in_vectors(prose, places, embeddings)
+    alike = (
+        _alike_in_words(prose, places)
+        if embeddings is None
+        else _alike_in_vectors(prose, places, embeddings)
+    )
     return CutLevel(places, _depths(alike))
 
 
@@ -57,19 +65,25 @@ def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embedding
     for side in _SIDES:
         before = sums[gaps] - sums[np.maximum(gaps - side, 0)]
         after = sums[np.minimum(gaps + side, len(rows))] - sums[gaps]
-        alike += _cosine((before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1))
+        alike += _cosine(
+            (before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1)
+        )
     return alike / len(_SIDES)
 
 
 def _alike_in_words(surface: Surface, places: Positions) -> Scores:
-    """Cosine of the words before and after each gap, from the products of sentences less than two sides apart."""
+    """Cosine of the words before and after each gap, from the products of sentences less than two
+    sides apart.
+    """
     products = _products(surface, places)
     sums = np.concatenate((np.zeros((len(products), 1)), products.cumsum(axis=1)), axis=1)
     return np.mean([_alike_in_window(sums, side) for side in _SIDES], axis=0)
 
 
 def _alike_in_window(sums: Scores, side: int) -> Scores:
-    """Cosine of `side` sentences before and after each gap; `sums[d, i]`: products of `_products` summed up to i."""
+    """Cosine of `side` sentences before and after each gap; `sums[d, i]`: products of `_products`
+    summed up to i.
+    """
     count = sums.shape[1] - 1
     gaps = np.arange(1, count)
     least, most = np.maximum(gaps - side, 0), np.minimum(gaps + side, count)
@@ -98,12 +112,16 @@ def _products(surface: Surface, places: Positions) -> Scores:
         apart = keys[lag:] - keys[:-lag]
         near = np.flatnonzero(apart < reach)
         cells = apart[near] * count + sentence[near]
-        products += np.bincount(cells, weight[near] * weight[near + lag], minlength=reach * count).reshape(reach, count)
+        products += np.bincount(
+            cells, weight[near] * weight[near + lag], minlength=reach * count
+        ).reshape(reach, count)
     return products
 
 
 def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
-    """A number for each word of the text, the same for the same beginning, and the sentence that it is in."""
+    """A number for each word of the text, the same for the same beginning, and the sentence that it
+    is in.
+    """
     letter = np.zeros(len(surface.text) + 2, dtype=np.bool_)
     letter[1:-1] = surface.kinds & WORD
     edges = np.flatnonzero(letter[1:] != letter[:-1])
@@ -116,7 +134,9 @@ def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
         letters |= np.where((letters >= 0x41) & (letters <= 0x5A), np.uint64(0x20), np.uint64(0))
         numbers[inside] = numbers[inside] * np.uint64(0x9E3779B97F4A7C15) + letters
     bits = np.uint64(64 - max(len(starts), 16).bit_length() - 3)
-    return (numbers * np.uint64(0xBF58476D1CE4E5B9) >> bits).astype(np.int64), places.searchsorted(starts, "right")
+    return (numbers * np.uint64(0xBF58476D1CE4E5B9) >> bits).astype(np.int64), places.searchsorted(
+        starts, "right"
+    )
 
 
 def _cosine(shared: Scores, before: Scores, after: Scores) -> Scores:

@@ -1,8 +1,8 @@
 """Where written language may be cut: paragraphs, sentences, lines, words.
 
-A sentence ends with its mark and white space, if what follows could begin another: no small letter, and no
-abbreviation before. That is wrong now and then ("Dr. Who"), which costs a worse place to cut and no more. Full-width
-marks need no white space.
+A sentence ends with its mark and white space, if what follows could begin another: no small letter,
+and no abbreviation before. That is wrong now and then ("Dr. Who"), which costs a worse place to cut
+and no more. Full-width marks need no white space.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LONGEST = len("approx")
 
 
 class Prose(Surface):
-    """A text and the places between its parts; each place is the first character of the next part."""
+    """A text and the places between its parts;
+    each place is the first character of the next part.
+    """
 
     @cached_property
     def paragraphs(self) -> Positions:
@@ -73,7 +75,9 @@ def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...
 
 
 def _abbreviated(surface: Surface, stops: Positions) -> Flags:
-    """Which full stops follow an abbreviation: one of the list, a capital, or a letter behind a full stop ("e.g.")."""
+    """Which full stops follow an abbreviation: one of the list, a capital, or a letter behind a
+    full stop ("e.g.").
+    """
     packed, running = np.zeros(len(stops), dtype=np.int64), np.ones(len(stops), dtype=np.bool_)
     length = np.zeros(len(stops), dtype=np.int64)
     for back in range(1, _LONGEST + 2):

@@ -1,21 +1,22 @@
 """The span core: where the next chunk ends and where the one after it starts.
 
-Strategies only propose places to cut (`levels`, the best kind first); everything that a citation relies on is kept
-here, whatever they propose:
+Strategies only propose places to cut (`levels`, the best kind first); everything that a citation
+relies on is kept here, whatever they propose:
 
-* *Exact spans.* Chunks are pairs of positions in the text that was handed in. Nothing is stripped, joined or searched
-  for again, so a text that repeats itself cannot confuse them. The first starts at 0, the last ends at the end, and
-  none starts after its predecessor's end.
-* *The limit.* The text is tokenized once, and positions are looked up in that index. A piece of a text may count more
-  on its own than inside of it, so the chunk is counted again and shortened where it is over. Where the tokenizer is
-  `local` only its two edges are, up to the first and the last space that no token reaches over: one pass and a bit,
-  instead of two and more.
-* *Graphemes.* Every place to cut is an end of a grapheme. Only one that is over the limit alone is cut, between code
-  points; a code point that is over it alone is an error, as no chunk can hold it.
-* *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of the wanted number of
-  tokens. The end is not touched, and overlap counts towards the limit.
-* *Linear time.* A chunk takes a quarter of its limit at least as long as there is anything to take, and looks no
-  farther than the limit, so no text makes it look at the same characters again and again.
+* *Exact spans.* Chunks are pairs of positions in the text that was handed in. Nothing is stripped,
+  joined or searched for again, so a text that repeats itself cannot confuse them. The first starts
+  at 0, the last ends at the end, and none starts after its predecessor's end.
+* *The limit.* The text is tokenized once, and positions are looked up in that index. A piece of a
+  text may count more on its own than inside of it, so the chunk is counted again and shortened
+  where it is over. Where the tokenizer is `local` only its two edges are, up to the first and the
+  last space that no token reaches over: one pass and a bit, instead of two and more.
+* *Graphemes.* Every place to cut is an end of a grapheme. Only one that is over the limit alone is
+  cut, between code points; a code point that is over it alone is an error, as no chunk can hold it.
+* *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of
+  the wanted number of tokens. The end is not touched, and overlap counts towards the limit.
+* *Linear time.* A chunk takes a quarter of its limit at least as long as there is anything to take,
+  and looks no farther than the limit, so no text makes it look at the same characters again and
+  again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ __all__ = ["CutLevel", "Spans"]
 _JOINT = re.compile(" (?<=[A-Za-z0-9] )(?=[A-Za-z])")
 """No token of a local tokenizer reaches over this space."""
 _LEAST_WINDOW = 16
-"""Characters in which the end of a grapheme is looked for, beside four times as far as the limit reaches."""
+"""Characters in which the end of a grapheme is looked for, beside four times as far as the limit
+reaches.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class CutLevel:
     places: Positions
     """Positions in ascending order; a cut is before the character."""
     strength: NDArray[np.float64] | None = None
-    """How good each place is: the best within reach is taken. None: all are alike, and the last within reach is."""
+    """How good each place is: the best within reach is taken. None: all are alike, and the last
+    within reach is.
+    """
 
     def last(self, first: int, last: int) -> int | None:
         """The place to end a chunk with, from `first` to `last`, both included."""
@@ -66,29 +71,44 @@ class CutLevel:
             return None
         at = min(max(int(self.places.searchsorted(wanted)), low), high - 1)
         before = max(at - 1, low)
-        return min(int(self.places[before]), int(self.places[at]), key=lambda place: abs(place - wanted))
+        return min(
+            int(self.places[before]), int(self.places[at]), key=lambda place: abs(place - wanted)
+        )
 
 
 class Spans:
     """One text, its tokens and the places to cut it."""
 
     def __init__(self, surface: Surface, tokenizer: Tokenizer, size: int, overlap: float) -> None:
-        """`size`: limit in tokens; `overlap`: share of it that a chunk has in common with the one before."""
+        """`size`: limit in tokens; `overlap`: share of it that a chunk has in common with the one
+        before.
+        """
         self.text = surface.text
         self.graphemes = surface.graphemes
         self.tokenizer = tokenizer
         self.size = size
         self.overlap = round(size * overlap)
-        self._restarts = isinstance(tokenizer, Characters | Expression)  # a token does not know what was before it
+        # a token does not know what was before it
+        self._restarts = isinstance(tokenizer, Characters | Expression)
         rows = tokenizer.offsets(surface.text)
-        self._starts, self._ends = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
+        self._starts, self._ends = (
+            np.ascontiguousarray(rows[:, 0]),
+            np.ascontiguousarray(rows[:, 1]),
+        )
 
     def cut(self, levels: Sequence[CutLevel], starts: Sequence[CutLevel]) -> Iterator[Chunk]:
         """Chunks that end at the best of `levels`, and overlap from the best of `starts` on."""
-        levels, starts = [self._whole(level) for level in levels], [self._whole(level) for level in starts]
+        levels, starts = (
+            [self._whole(level) for level in levels],
+            [self._whole(level) for level in starts],
+        )
         start = end = 0
         while end < len(self.text):
-            chunk = self._next(start, end, levels) or self._next(end, end, levels) or self._within_grapheme(end)
+            chunk = (
+                self._next(start, end, levels)
+                or self._next(end, end, levels)
+                or self._within_grapheme(end)
+            )
             yield chunk
             end = chunk.end
             start = self._overlapping(chunk, starts)
@@ -98,7 +118,9 @@ class Spans:
         kept = self.graphemes[level.places]
         if kept.all():
             return level
-        return CutLevel(level.places[kept], None if level.strength is None else level.strength[kept])
+        return CutLevel(
+            level.places[kept], None if level.strength is None else level.strength[kept]
+        )
 
     def _next(self, start: int, after: int, levels: Sequence[CutLevel]) -> Chunk | None:
         """The chunk from `start` to some place behind `after`, if there is one within the limit."""
@@ -134,12 +156,15 @@ class Spans:
             if (tokens := self.count(start, start + size)) <= self.size:
                 return Chunk(start, start + size, tokens, self.text[start : start + size])
         raise ConfigError(
-            f"Character {start}, {self.text[start]!r}, alone is more than {self.size} tokens of {self.tokenizer.name}.",
+            f"Character {start}, {self.text[start]!r}, alone is more than {self.size} tokens of"
+            f" {self.tokenizer.name}.",
             "Choose a larger chunk size.",
         )
 
     def _reach(self, start: int, tokens: int) -> int:
-        """The farthest position such that the text from `start` up to it touches at most so many tokens."""
+        """The farthest position such that the text from `start` up to it touches at most so many
+        tokens.
+        """
         beyond = int(self._ends.searchsorted(start, "right")) + tokens
         return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
 
@@ -174,12 +199,18 @@ class Spans:
                 last = place
                 break
         inside = int(self._starts.searchsorted(last)) - int(self._starts.searchsorted(first))
-        return inside + self.tokenizer.count(text[start:first]) + self.tokenizer.count(text[last:end])
+        return (
+            inside + self.tokenizer.count(text[start:first]) + self.tokenizer.count(text[last:end])
+        )
 
     def _whole_tokens(self, start: int, end: int) -> int | None:
         """How many tokens lie between, if one starts at `start` and one ends at `end`."""
         first, last = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
-        whole = first <= last < len(self._ends) and self._starts[first] == start and self._ends[last] == end
+        whole = (
+            first <= last < len(self._ends)
+            and self._starts[first] == start
+            and self._ends[last] == end
+        )
         return last + 1 - first if whole else None
 
 

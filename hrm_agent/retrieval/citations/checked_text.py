@@ -1,14 +1,16 @@
 """Citations in a model's text, held against the sources: exact spans, or none.
 
-A model cites by quoting: `Whales eat krill [S1: "feeds almost exclusively on krill"].` It gives no positions, which it
-could not count. `hrm_agent.retrieval.citations.marks` finds what cites, in whatever form; here each quote is looked for
-in the source that it names. What stands there to the character is a citation; what stands there but for white space,
-quotation marks and dashes is mended to the source's own characters; an omission (`...`) makes a citation of each part.
-A quote that stands in another source alone is moved there. All else is fabricated, whatever the reason.
+A model cites by quoting: `Whales eat krill [S1: "feeds almost exclusively on krill"].` It gives no
+positions, which it could not count. `hrm_agent.retrieval.citations.marks` finds what cites, in
+whatever form; here each quote is looked for in the source that it names. What stands there to the
+character is a citation; what stands there but for white space, quotation marks and dashes is mended
+to the source's own characters; an omission (`...`) makes a citation of each part. A quote that
+stands in another source alone is moved there. All else is fabricated, whatever the reason.
 
-The text that a person reads has a mark in the place of each citation, `[1]`, and the list of them at its end. Nothing
-else in it looks like a mark: what cites and does not stand is left out, and numbers in brackets, which may be a text's
-own, become `(1)`. A model's own list of sources is left out, with its quotes, which belong to no sentence.
+The text that a person reads has a mark in the place of each citation, `[1]`, and the list of them
+at its end. Nothing else in it looks like a mark: what cites and does not stand is left out, and
+numbers in brackets, which may be a text's own, become `(1)`. A model's own list of sources is left
+out, with its quotes, which belong to no sentence.
 """
 
 from __future__ import annotations
@@ -19,13 +21,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+# typing's has too little for LangGraph's JSON schemas before Python 3.12
+from typing_extensions import TypedDict
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.retrieval.chunking.sentences import Prose
-from hrm_agent.retrieval.citations.marks import CitedWords, Mark, find_lists, find_marks, plain_brackets
+from hrm_agent.retrieval.citations.marks import (
+    CitedWords,
+    Mark,
+    find_lists,
+    find_marks,
+    plain_brackets,
+)
 from hrm_agent.retrieval.citations.quotes import CITATION_LIST, Citation, QuotableText
 
 __all__ = ["NOT_ANSWERED", "CheckedText", "CitedSource", "Statement", "check", "quoted_again"]
@@ -51,7 +60,9 @@ _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _BETWEEN = re.compile(r"""["”»]\s{0,3}(?:[;,&]|and)\s{0,3}["“«]""")
 _STOPS = " \n.,;:!?…"
 """What a model puts at the end of a quote that goes on there in its source."""
-_SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE)
+_SAYS_NOT = re.compile(
+    rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE
+)
 
 _Part = str | Citation
 
@@ -105,19 +116,28 @@ class CheckedText:
     """The sentences whose citations stand in their sources and were left out all the same."""
 
 
-def check(text: str, sources: Mapping[str, CitedSource], refused: Collection[Any] = ()) -> CheckedText:
-    """Resolve all citations of a model's text. `refused`: keys of statements that are to lose theirs."""
+def check(
+    text: str, sources: Mapping[str, CitedSource], refused: Collection[Any] = ()
+) -> CheckedText:
+    """Resolve all citations of a model's text. `refused`: keys of statements that are to lose
+    theirs.
+    """
     own = _own(text)
     denies = _SAYS_NOT.match(own)
     book = _Book(sources)
     parts = book.parts(own[denies.end() :] if denies else own)
     cited = _by_sentence(parts)
-    dropped = {number for statement, numbers in cited if statement.key in refused for number in numbers}
+    dropped = {
+        number for statement, numbers in cited if statement.key in refused for number in numbers
+    }
     kept = [part for number, part in enumerate(parts) if number not in dropped]
     citations = list({_key(part): part for part in kept if not isinstance(part, str)}.values())
     numbers = {_key(one): number for number, one in enumerate(citations, start=1)}
     body = _joined(kept, lambda one: f"[{numbers[_key(one)]}]")
-    listed = "\n".join(f"[{n}] {_described(one, sources[one['source']])}" for n, one in enumerate(citations, start=1))
+    listed = "\n".join(
+        f"[{n}] {_described(one, sources[one['source']])}"
+        for n, one in enumerate(citations, start=1)
+    )
     return CheckedText(
         text=f"{body}{CITATION_LIST}{listed}" if listed else body,
         citations=tuple(citations),
@@ -136,7 +156,9 @@ def quoted_again(text: str, sources: Mapping[str, CitedSource], names: Mapping[s
     `names`: by those that the searcher knew the sources by, the ones that they are to have.
     """
     parts = _Book(sources).parts(_own(text))
-    return _joined(parts, lambda one: f'[{names.get(one["source"], one["source"])}: "{one["quote"]}"]')
+    return _joined(
+        parts, lambda one: f'[{names.get(one["source"], one["source"])}: "{one["quote"]}"]'
+    )
 
 
 def _own(text: str) -> str:
@@ -150,7 +172,9 @@ class _Book:
         self._sources = sources
         self._texts = {name: QuotableText(source["text"]) for name, source in sources.items()}
         titles = [source["title"].casefold() for source in sources.values()]
-        self._titles = {t: name for t, name in zip(titles, sources, strict=True) if titles.count(t) == 1}
+        self._titles = {
+            t: name for t, name in zip(titles, sources, strict=True) if titles.count(t) == 1
+        }
         self._found: dict[tuple[tuple[str, ...], str], list[Citation]] = {}
         self._standing = 0
         self._cited: list[Citation] = []
@@ -160,8 +184,9 @@ class _Book:
     def parts(self, text: str) -> list[_Part]:
         """The text with its citations resolved, and nothing in it that only looks like one.
 
-        What is left out may bring together what looks like a mark, `[ [S9]1]`, so the text is looked at again. One that
-        has still marks after a few times was made for it: then it has no brackets any more.
+        What is left out may bring together what looks like a mark, `[ [S9]1]`, so the text is
+        looked at again. One that has still marks after a few times was made for it: then it has no
+        brackets any more.
         """
         text = text.translate(_NO_PLACES)
         for _ in range(PASSES):
@@ -171,10 +196,16 @@ class _Book:
         else:
             text = text.translate(_NO_BRACKETS)
         pieces = _PLACE.split(text)
-        return [self._cited[int(piece)] if n % 2 else piece for n, piece in enumerate(pieces) if n % 2 or piece]
+        return [
+            self._cited[int(piece)] if n % 2 else piece
+            for n, piece in enumerate(pieces)
+            if n % 2 or piece
+        ]
 
     def _without_lists(self, text: str) -> str:
-        """Citations outside of the text's own lists of sources resolved, and the lists left out with what they cite."""
+        """Citations outside of the text's own lists of sources resolved, and the lists left out
+        with what they cite.
+        """
         lists = find_lists(text)
         begins, ends = [0, *(end for _, end in lists)], [*(start for start, _ in lists), len(text)]
         outside = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
@@ -182,12 +213,18 @@ class _Book:
             return self._resolved_in(text)
         self.mended += [] if _OWN_LIST in self.mended else [_OWN_LIST]
         resolved = "".join(map(self._resolved_in, outside)).rstrip()
-        listed = [int(found[1]) for span in lists for found in _PLACE.finditer(self._resolved_in(text[slice(*span)]))]
+        listed = [
+            int(found[1])
+            for span in lists
+            for found in _PLACE.finditer(self._resolved_in(text[slice(*span)]))
+        ]
         for number in dict.fromkeys(listed):
             if f"\ue000{number}\ue001" not in resolved:
                 one = self._cited[number]
                 said = f'[{one["source"]}: "{one_line(one["quote"], 120)}"]'
-                self.problems.append(f"{said}: it stands in a list; put it behind the statement that it supports")
+                self.problems.append(
+                    f"{said}: it stands in a list; put it behind the statement that it supports"
+                )
         return resolved
 
     def _resolved_in(self, text: str) -> str:
@@ -196,9 +233,16 @@ class _Book:
         for mark in find_marks(text, self._titles):
             cited = "".join(map(self._place_of, self._resolved(text, mark)))
             before, after = text[at : mark.start], mark.end
-            if not cited and not mark.instead and before.endswith("(") and text[after : after + 1] == ")":
-                before, after = before[:-1].rstrip(" \t"), after + 1  # nothing is left in the parentheses
-            apart = " " if mark.instead and before.endswith("]") else ""  # `[text](1)` would be a link
+            if (
+                not cited
+                and not mark.instead
+                and before.endswith("(")
+                and text[after : after + 1] == ")"
+            ):
+                # nothing is left in the parentheses
+                before, after = before[:-1].rstrip(" \t"), after + 1
+            # `[text](1)` would be a link
+            apart = " " if mark.instead and before.endswith("]") else ""
             parts += [before, f" {cited}" if cited else f"{apart}{mark.instead}"]
             at = after
         return "".join([*parts, text[at:]])
@@ -216,13 +260,19 @@ class _Book:
             if isinstance(places, list):
                 found += places
             elif not mark.instead:
-                said = f'[{", ".join(cited.names)}: "{one_line(cited.quotes[0], 120)}"]:' if cited.quotes else ""
+                said = (
+                    f'[{", ".join(cited.names)}: "{one_line(cited.quotes[0], 120)}"]:'
+                    if cited.quotes
+                    else ""
+                )
                 problem = f"{said or one_line(text[mark.start : mark.end], 80)} {places}"
                 self.problems.append(_PLACE.sub("", problem))
         return found
 
     def _places(self, cited: CitedWords) -> list[Citation] | str:
-        """Where the quoted words stand, a citation for each part of them; or what is wrong with them."""
+        """Where the quoted words stand, a citation for each part of them; or what is wrong with
+        them.
+        """
         if not any(quote.strip() for quote in cited.quotes):
             return "it quotes no words" if cited.quotes else "quotes no words"
         if self._standing >= MAX_CITATIONS or len(self._found) >= MAX_LOOKUPS:
@@ -237,11 +287,22 @@ class _Book:
             return "it is too short to tell where it stands; quote more words"
         unknown = [name for name in cited.names if name not in self._sources]
         known = ", ".join(self._sources) or "none"
-        return f"there is no source {unknown[0]}, only {known}" if unknown else "no source has these words"
+        return (
+            f"there is no source {unknown[0]}, only {known}"
+            if unknown
+            else "no source has these words"
+        )
 
     def _quoted(self, names: Sequence[str], quote: str) -> list[Citation]:
-        """The words as they are; else the parts between their omissions, or between quotation marks."""
-        for parts in ([quote], [quote.rstrip(_STOPS)], _OMISSION.split(quote), _BETWEEN.split(quote)):
+        """The words as they are; else the parts between their omissions, or between quotation
+        marks.
+        """
+        for parts in (
+            [quote],
+            [quote.rstrip(_STOPS)],
+            _OMISSION.split(quote),
+            _BETWEEN.split(quote),
+        ):
             parts = [part.strip() for part in parts if part.strip()]
             if min((len(part.encode()) for part in parts), default=0) < SHORTEST_QUOTE:
                 continue
@@ -270,7 +331,9 @@ class _Book:
         if said != name:
             self.mended.append(f'[{said}: "{one_line(quote, 80)}"] stands in {name}')
         elif words != quote:
-            self.mended.append(f'[{name}: "{one_line(quote, 80)}"] was put in the source\'s own characters')
+            self.mended.append(
+                f'[{name}: "{one_line(quote, 80)}"] was put in the source\'s own characters'
+            )
         return Citation(source=name, start=span[0], end=span[1], quote=words, url=source["url"])
 
 

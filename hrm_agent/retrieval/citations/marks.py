@@ -1,18 +1,23 @@
-"""Where a model's text cites, in the many forms in which models write it; nothing is looked up here.
+"""Where a model's text cites, in the many forms in which models write it; nothing is looked up
+here.
 
-The form that is asked for is `[S1: "words of the source"]`. Others that mean the same are read alike: quotation marks
-of any kind, or none; the quote before the name (`"words" [S1]`, `["words", S1]`); several names or several quotes in
-one bracket; `[s1: ...]`, `[Source S1: ...]`, `(S1: ...)`, and a source's title in place of its name.
+The form that is asked for is `[S1: "words of the source"]`. Others that mean the same are read
+alike: quotation marks of any kind, or none; the quote before the name (`"words" [S1]`,
+`["words", S1]`); several names or several quotes in one bracket; `[s1: ...]`, `[Source S1: ...]`,
+`(S1: ...)`, and a source's title in place of its name.
 
-What only looks like a citation is a mark as well, one that quotes nothing: `[1]`, `[1, 2]`, `[ 1 ]`, `[^1]`,
-`【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other scripts, full-width and superscript
-digits, invisible characters and escaped brackets count as what a reader sees. A list of sources of the model's own is
-found by its heading, and by the definitions of footnotes.
+What only looks like a citation is a mark as well, one that quotes nothing: `[1]`, `[1, 2]`,
+`[ 1 ]`, `[^1]`, `【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other
+scripts, full-width and superscript digits, invisible characters and escaped brackets count as what
+a reader sees. A list of sources of the model's own is found by its heading, and by the definitions
+of footnotes.
 
-No mark: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and whatever stands in code.
-In code only a whole citation counts, words and all; an unclosed fence, or one marked as Markdown, is not code.
+No mark: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and
+whatever stands in code. In code only a whole citation counts, words and all; an unclosed fence, or
+one marked as Markdown, is not code.
 
-Every character is looked at a bounded number of times, so the time is linear in the length of the text.
+Every character is looked at a bounded number of times, so the time is linear in the length of the
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +34,17 @@ LONGEST_QUOTE = 1000
 """Characters."""
 _OPEN, _CLOSE = "[［【〔〖〚⟦❲⁅", "]］】〕〗〛⟧❳⁆"
 _DOUBLE, _SINGLE = '"“”„‟«»「」『』＂', "'‘’‹›`´"
-_OPENED_BY = {"”": "“„‟", "“": "„“", "»": "«", "«": "»", "」": "「", "』": "『", "’": "‘'", "›": "‹", "‘": "‚‘"}
+_OPENED_BY = {
+    "”": "“„‟",
+    "“": "„“",
+    "»": "«",
+    "«": "»",
+    "」": "「",
+    "』": "『",
+    "’": "‘'",
+    "›": "‹",
+    "‘": "‚‘",
+}
 _QUOTES = f"[{_DOUBLE}{_SINGLE}]"
 _NAME = r"(?:sources?:?\s{1,3})?S\d{1,6}\b"
 _CANDIDATE = re.compile(rf"[ \t]{{0,4}}(?P<open>\\?[{re.escape(_OPEN)}]{{1,3}}|\()")
@@ -42,11 +57,15 @@ _HEADS = {
 _POSITION = r"(?:,?\s{0,4}(?:pp?\.?\s{0,2})?\d[\d\s,–-]{0,20})?"
 _LATER = re.compile(rf"[;,&]?\s{{0,4}}(?={_NAME})", re.IGNORECASE)
 _SIMPLE = {
-    "[": re.compile(rf"[^{re.escape(_OPEN + _CLOSE)}]{{1,{LONGEST_QUOTE}}}(?P<close>[{re.escape(_CLOSE)}]{{1,3}})"),
+    "[": re.compile(
+        rf"[^{re.escape(_OPEN + _CLOSE)}]{{1,{LONGEST_QUOTE}}}(?P<close>[{re.escape(_CLOSE)}]{{1,3}})"
+    ),
     "(": re.compile(r"[^()\[\]]{1,200}(?P<close>\))"),
 }
 _LINK = re.compile(r"\([^()\s]{0,500}(?:[ \t]{1,4}\"[^\"\n]{0,200}\")?\)")
-_UNCLOSED = re.compile(rf"\s{{0,4}}{_NAME}[^\n{re.escape(_OPEN + _CLOSE)}]{{0,{LONGEST_QUOTE}}}", re.IGNORECASE)
+_UNCLOSED = re.compile(
+    rf"\s{{0,4}}{_NAME}[^\n{re.escape(_OPEN + _CLOSE)}]{{0,{LONGEST_QUOTE}}}", re.IGNORECASE
+)
 _WORDS = (
     r"(?:sources?|src|web|oai(?:_citation)?|refs?|references?|cites?|citations?|footnotes?|notes?|fn|docs?|documents?|"
     r"see)"
@@ -59,7 +78,8 @@ _DAGGER = re.compile(r"\d[\d:,\s-]*[†‡].*|\^[\w.-]{1,40}")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]{0,9}>")
 _JOINING = ("and", "und", "et", "y", "p.", "pp.", "p", "pp", "page", "pages")
 _AUTHOR = re.compile(
-    r"[^\W\d_](?:[^\W\d_]|[ .&'’-]){0,80}(?:,| et al\.?,?)\s?(?:1[5-9]|20)\d\d[a-z]?(?:,\s?pp?\.\s?[\d–-]+)?"
+    r"[^\W\d_](?:[^\W\d_]|[ .&'’-]){0,80}(?:,| et"
+    r" al\.?,?)\s?(?:1[5-9]|20)\d\d[a-z]?(?:,\s?pp?\.\s?[\d–-]+)?"
 )
 _ENTITIES = (
     (re.compile(r"&(?:#0{0,4}91|#x0{0,4}5b|lsqb|lbrack);", re.IGNORECASE), "["),
@@ -68,12 +88,14 @@ _ENTITIES = (
 _FENCE = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^\s`]*)[^\n`]*$", re.MULTILINE)
 _TICKS = re.compile(r"`+")
 _HEADINGS = (
-    r"(?:sources?|references?|citations?|footnotes?|bibliography|works cited|further reading|quellen|quellenangaben|"
+    r"(?:sources?|references?|citations?|footnotes?|bibliography|works cited|further"
+    r" reading|quellen|quellenangaben|"
     r"références|referencias|fuentes|fonti|bronnen|источники|出典|参考文献|来源)"
 )
 _HEADING = re.compile(
     rf"[\s>#*_=|-]{{0,12}}(?:\d{{1,2}}[.)]\s?(?=[^:]{{1,40}}:))?(?:list of )?{_HEADINGS}"
-    r"(?:\s(?:cited|used|consulted|list))?(?:\s(?:in|for) (?:this|the|my) \w{1,12})?(?:\s?\(\d{1,3}\))?[\s*_|]{0,6}"
+    r"(?:\s(?:cited|used|consulted|list))?(?:\s(?:in|for) (?:this|the|my)"
+    r" \w{1,12})?(?:\s?\(\d{1,3}\))?[\s*_|]{0,6}"
     r"(?P<colon>[:：]?)[\s*_=]{0,6}(?P<rest>.*)",
     re.IGNORECASE,
 )
@@ -109,7 +131,9 @@ class Mark:
     cited: tuple[CitedWords, ...]
     """What it cites."""
     instead: str
-    """What is put in its place where nothing of it stands: numbers, which may be a text's own, stay in parentheses."""
+    """What is put in its place where nothing of it stands: numbers, which may be a text's own, stay
+    in parentheses.
+    """
 
 
 def plain_brackets(text: str) -> str:
@@ -120,7 +144,9 @@ def plain_brackets(text: str) -> str:
 
 
 def find_marks(text: str, titles: Mapping[str, str]) -> Iterator[Mark]:
-    """The marks of a text in their order; none overlaps another. `titles`: of sources, casefolded -> their names."""
+    """The marks of a text in their order; none overlaps another. `titles`: of sources, casefolded
+    -> their names.
+    """
     scanner = _Scanner(text, titles)
     at = 0
     while opening := _CANDIDATE.search(text, at):
@@ -139,9 +165,14 @@ class _Scanner:
         self._code = _code_spans(text)
         ends = {"[": f"[{re.escape(_CLOSE)}]", "(": r"\)"}
         closing = rf"{_QUOTES}{_POSITION}\s{{0,4}}(?P<end>%s|[;,&]?\s{{0,4}}(?={_NAME}))"
-        self._closings = {kind: list(re.finditer(closing % end, text, re.IGNORECASE)) for kind, end in ends.items()}
+        self._closings = {
+            kind: list(re.finditer(closing % end, text, re.IGNORECASE))
+            for kind, end in ends.items()
+        }
         named = rf"{_QUOTES}[\s,;:–—-]{{0,6}}(?P<names>{_NAME}(?:\s{{0,3}}[,;&]\s{{0,3}}S\d{{1,6}}){{0,8}})\s{{0,4}}%s"
-        self._named = {kind: list(re.finditer(named % end, text, re.IGNORECASE)) for kind, end in ends.items()}
+        self._named = {
+            kind: list(re.finditer(named % end, text, re.IGNORECASE)) for kind, end in ends.items()
+        }
 
     def mark(self, opening: re.Match[str]) -> Mark | None:
         """The mark that begins with this bracket."""
@@ -175,19 +206,24 @@ class _Scanner:
             return None
         quote = self._text[head.end() : closing.start()]
         names = self._names_of(closing["names"], kind)
-        if not names or any(bracket in quote for bracket in (_OPEN + _CLOSE if kind == "[" else "()")):
+        if not names or any(
+            bracket in quote for bracket in (_OPEN + _CLOSE if kind == "[" else "()")
+        ):
             return None
         return self._marked(opening, closing.end(), [CitedWords(names, (quote,))])
 
     def _bare(self, opening: re.Match[str], kind: str) -> Mark | None:
-        """A bracket with names or numbers; their words may stand in quotation marks before it, or after a colon."""
+        """A bracket with names or numbers; their words may stand in quotation marks before it, or
+        after a colon.
+        """
         text = self._text
         simple = _SIMPLE[kind].match(text, opening.end())
         if simple is None:
             cut = _UNCLOSED.match(text, opening.end()) if kind == "[" else None
             if cut is None:
                 return None
-            whole = cut.end() < len(text)  # the end of an answer that was cut off is nobody's mistake
+            # the end of an answer that was cut off is nobody's mistake
+            whole = cut.end() < len(text)
             cited = (CitedWords(self._names_of(cut[0], kind), ()),) if whole else ()
             return Mark(opening.start(), cut.end(), cited, "")
         content = text[opening.end() : simple.start("close")]
@@ -195,12 +231,17 @@ class _Scanner:
         if not names and not certain:
             return None
         quotes = _quotes_before(text, opening.start("open"))
-        if not quotes and len(spoken := content.partition(":")[2].strip(f" \t\n{_DOUBLE}{_SINGLE}\\")) > 1:
+        if (
+            not quotes
+            and len(spoken := content.partition(":")[2].strip(f" \t\n{_DOUBLE}{_SINGLE}\\")) > 1
+        ):
             quotes = (spoken,)
         linked = _LINK.match(text, simple.end()) if kind == "[" else None
         number = content.strip(" \\")
         instead = "" if certain or linked else f"{opening[0][: -len(opening['open'])]}({number})"
-        return self._marked(opening, simple.end(), [CitedWords(names, quotes)], instead, close=simple["close"])
+        return self._marked(
+            opening, simple.end(), [CitedWords(names, quotes)], instead, close=simple["close"]
+        )
 
     def _marked(
         self,
@@ -210,7 +251,9 @@ class _Scanner:
         instead: str = "",
         close: str = "]",
     ) -> Mark:
-        """As many brackets are closed as were opened, and an address that follows belongs to the mark."""
+        """As many brackets are closed as were opened, and an address that follows belongs to the
+        mark.
+        """
         extra = len(opening["open"].lstrip("\\")) - len(close)
         if extra < 0:
             end += extra
@@ -243,11 +286,17 @@ class _Scanner:
             return (names, True) if kind == "[" or (alone and len(said) < 60) else ((), False)
         if kind == "(":
             return (), False
-        if title := self._titles.get(low) or self._titles.get(rest) or self._titles.get(low.partition(":")[0].strip()):
+        if (
+            title := self._titles.get(low)
+            or self._titles.get(rest)
+            or self._titles.get(low.partition(":")[0].strip())
+        ):
             return (title,), True
         if _DAGGER.fullmatch(rest) or _AUTHOR.fullmatch(said) or _ONLY_CITES.match(low):
             return tuple(f"S{number}" for number in _numbers(re.split("[†‡]", rest)[0])), True
-        return tuple(f"S{number}" for number in _numbers(rest)), begun is not None and bool(_numbers(rest))
+        return tuple(f"S{number}" for number in _numbers(rest)), begun is not None and bool(
+            _numbers(rest)
+        )
 
 
 def _begins_with_name(said: str) -> bool:
@@ -266,7 +315,9 @@ def _next(closings: Sequence[re.Match[str]], at: int) -> re.Match[str] | None:
 
 
 def _seen(text: str, signs: bool = True) -> str:
-    """What a reader sees of a short text: no tags, no invisible characters, plain digits. `signs`: emoji as well."""
+    """What a reader sees of a short text: no tags, no invisible characters, plain digits. `signs`:
+    emoji as well.
+    """
     shown = unicodedata.normalize("NFKC", _TAG.sub("", text))
     unseen = ("Cf", "Mn", "Me") if signs else ("Cf", "Mn", "Me", "So")
     kept = (c for c in shown if unicodedata.category(c) not in unseen)
@@ -274,7 +325,9 @@ def _seen(text: str, signs: bool = True) -> str:
 
 
 def _numbers(said: str) -> list[str]:
-    """The numbers of `1, 2 and 5-7`; none where it holds anything else, or a number that begins with 0."""
+    """The numbers of `1, 2 and 5-7`; none where it holds anything else, or a number that begins
+    with 0.
+    """
     words = [word for word in re.split(r"[\s,、;&/|+]+", said) if word and word not in _JOINING]
     found = [_NUMBER.fullmatch(word) for word in words]
     return [number[1] for number in found if number] if all(found) else []
@@ -328,7 +381,9 @@ def _inline_code(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def find_lists(text: str) -> list[tuple[int, int]]:
-    """Spans of a model's own lists of sources: a heading with its entries, and definitions of footnotes and links."""
+    """Spans of a model's own lists of sources: a heading with its entries, and definitions of
+    footnotes and links.
+    """
     lines, written = _Lines(text), len(text.rstrip())
     found, number = list[tuple[int, int]](), 0
     while number < len(lines.spans):
@@ -371,7 +426,10 @@ class _Lines:
         whole = _STOPPED.search(said) and len(said.split()) > 2
         return (
             "prose"
-            if whole or len(line) > MAX_ENTRY or said[:1] == "#" or line.rstrip(" \t\r\n*_")[-1:] == ":"
+            if whole
+            or len(line) > MAX_ENTRY
+            or said[:1] == "#"
+            or line.rstrip(" \t\r\n*_")[-1:] == ":"
             else "plain"
         )
 
@@ -383,7 +441,9 @@ class _Lines:
         return found
 
     def last_entry(self, heading: int) -> int:
-        """Of a list: lines that are no sentences, then what begins as entries do; prose ends it, and is never cut."""
+        """Of a list: lines that are no sentences, then what begins as entries do; prose ends it,
+        and is never cut.
+        """
         begins = self._past_blank[heading + 1]
         ends = self._past_plain[begins]
         if ends > begins and self._kinds[ends] == "prose" and ends < len(self.spans):

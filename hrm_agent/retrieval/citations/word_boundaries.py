@@ -1,7 +1,8 @@
 """Where a text may be cut so that no word is: neither `unable` after `un`, nor `12.5` after `12`.
 
-Scripts that have no spaces between words may be cut anywhere but within a character. What is joined by a hyphen is one
-word, since its first part may turn the sense (`non-toxic`); what an apostrophe joins is two, but for the English `n't`.
+Scripts that have no spaces between words may be cut anywhere but within a character. What is joined
+by a hyphen is one word, since its first part may turn the sense (`non-toxic`); what an apostrophe
+joins is two, but for the English `n't`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ def is_within_word(text: str, at: int) -> bool:
         return True
     if _is_of_word(before) and _is_of_word(after):
         return True
-    return _joins(text, at - 1) or _joins(text, at) or _is_sign(text, at - 1) or _is_negation(text, at)
+    return (
+        _joins(text, at - 1) or _joins(text, at) or _is_sign(text, at - 1) or _is_negation(text, at)
+    )
 
 
 def _is_of_word(character: str) -> bool:
-    known = character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
+    known = (
+        character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
+    )
     return known and not _UNSPACED.match(character)
 
 
@@ -57,5 +62,9 @@ def _is_sign(text: str, at: int) -> bool:
 
 def _is_negation(text: str, at: int) -> bool:
     """Whether `'t` stands here, and ends a word."""
-    found = text[at] in _APOSTROPHES and text[at + 1 : at + 2] in ("t", "T") and _is_of_word(text[at - 1])
+    found = (
+        text[at] in _APOSTROPHES
+        and text[at + 1 : at + 2] in ("t", "T")
+        and _is_of_word(text[at - 1])
+    )
     return found and not (at + 2 < len(text) and _is_of_word(text[at + 2]))

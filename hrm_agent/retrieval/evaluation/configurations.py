@@ -1,13 +1,14 @@
 """One way to cut and one way to rank: what an evaluation compares.
 
-A configuration is written as it is printed: `semantic:512/77:words` cuts by changes of topic into chunks of at most 512
-tokens, 77 of which a chunk has in common with the one before, and ranks by words. `default` cuts each file as
-`hrm-agent index` does. Splitters of other libraries go by their names, in two forms, since their spans are often wrong:
+A configuration is written as it is printed: `semantic:512/77:words` cuts by changes of topic into
+chunks of at most 512 tokens, 77 of which a chunk has in common with the one before, and ranks by
+words. `default` cuts each file as `hrm-agent index` does. Splitters of other libraries go by their
+names, in two forms, since their spans are often wrong:
 
-* `langchain` takes the spans as the library says them. A chunk whose span is not its text cannot be cited: it takes its
-  place among the hits and its tokens of the budget, and answers nothing.
-* `langchain-located` looks each chunk's text up, behind the start of the one before. That is the fair comparison of
-  where texts are cut, and the usual baseline here.
+* `langchain` takes the spans as the library says them. A chunk whose span is not its text cannot be
+  cited: it takes its place among the hits and its tokens of the budget, and answers nothing.
+* `langchain-located` looks each chunk's text up, behind the start of the one before. That is the
+  fair comparison of where texts are cut, and the usual baseline here.
 """
 
 from __future__ import annotations
@@ -50,14 +51,21 @@ class Configuration:
 
     def __post_init__(self) -> None:
         known = [DEFAULT, *STRATEGIES, *LIBRARIES, *(name + LOCATED for name in LIBRARIES)]
-        for name, names, kind in ((self.strategy, known, "chunking strategy"), (self.mode, MODES, "mode")):
+        for name, names, kind in (
+            (self.strategy, known, "chunking strategy"),
+            (self.mode, MODES, "mode"),
+        ):
             if name not in names:
                 hint = f"{nearest(name, names)} Known: {', '.join(names)}.".strip()
                 raise ConfigError(f"There is no {kind} {name!r}.", hint)
         if self.size < 1:
-            raise ConfigError(f"{self}: a chunk cannot have {self.size} tokens.", "Choose a size of at least 1.")
+            raise ConfigError(
+                f"{self}: a chunk cannot have {self.size} tokens.", "Choose a size of at least 1."
+            )
         if not 0 <= 2 * self.overlap <= self.size:
-            raise ConfigError(f"{self}: the overlap is at most half of the size.", "512/77 is 15 %.")
+            raise ConfigError(
+                f"{self}: the overlap is at most half of the size.", "512/77 is 15 %."
+            )
 
     @classmethod
     def read(cls, written: str) -> Self:
@@ -65,7 +73,8 @@ class Configuration:
         match = _WRITTEN.fullmatch(written)
         if match is None:
             raise ConfigError(
-                f"{written!r} is not a configuration.", "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens."
+                f"{written!r} is not a configuration.",
+                "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens.",
             )
         return cls(match[1], int(match[2]), int(match[3]), cast("Mode", match[4]))
 
@@ -74,17 +83,25 @@ class Configuration:
         share = self.overlap / self.size
         library = self.strategy.removesuffix(LOCATED)
         if self.strategy == DEFAULT:
-            chunks: Iterable[Chunk] = Chunking(tokenizer=tokenizer, size=self.size, overlap=share)(document)
+            chunks: Iterable[Chunk] = Chunking(tokenizer=tokenizer, size=self.size, overlap=share)(
+                document
+            )
         elif library in LIBRARIES:
-            chunks = library_chunks(document.text, library, load_tokenizer(tokenizer), size=self.size, overlap=share)
+            chunks = library_chunks(
+                document.text, library, load_tokenizer(tokenizer), size=self.size, overlap=share
+            )
             chunks = chunks if library == self.strategy else _located(document.text, chunks)
         else:
-            chunks = chunk_text(document.text, self.strategy, tokenizer, size=self.size, overlap=share)
+            chunks = chunk_text(
+                document.text, self.strategy, tokenizer, size=self.size, overlap=share
+            )
         return [chunk for chunk in chunks if chunk.text.strip()]
 
 
 def _located(text: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-    """Each with the span of its text behind the start of its predecessor; as it was where the text is nowhere."""
+    """Each with the span of its text behind the start of its predecessor; as it was where the text
+    is nowhere.
+    """
     after = 0
     for chunk in chunks:
         start = text.find(chunk.text, after)

@@ -1,8 +1,9 @@
 """Configurations measured on questions, each against a baseline.
 
-A question is the unit: measures are means over questions, intervals come from resampling them (`hrm_agent.basics.intervals`),
-and a difference is taken question by question, so that how hard a question is cancels out. Every interval speaks for
-itself alone: of twenty configurations that are all as good as the baseline, one is beyond it by chance.
+A question is the unit: measures are means over questions, intervals come from resampling them
+(`hrm_agent.basics.intervals`), and a difference is taken question by question, so that how hard a
+question is cancels out. Every interval speaks for itself alone: of twenty configurations that are
+all as good as the baseline, one is beyond it by chance.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Score:
     value: Estimate
     """Mean over questions, with its interval."""
     less_base: Estimate
-    """Mean of the differences to the baseline, question by question. Zero width where the two agree on all of them."""
+    """Mean of the differences to the baseline, question by question. Zero width where the two agree
+    on all of them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,22 @@ def evaluate(
     settings: Settings | None = None,
     on_result: Callable[[Configuration], None] = lambda configuration: None,
 ) -> RetrievalEvaluation:
-    """Measure `base` and every configuration; one that is named twice, or is the base, is measured once."""
+    """Measure `base` and every configuration; one that is named twice, or is the base, is measured
+    once.
+    """
     (settings := settings or Settings()).check()
     measured: dict[Configuration, tuple[Ranking, list[list[float]]]] = {}
     tokenizer = load_tokenizer(settings.tokenizer)
     for configuration in dict.fromkeys([base, *configurations]):
         depth = depth_for(settings.k, settings.budget, configuration.size)
-        ranking = rank(questions, configuration, tokenizer, depth, apart=settings.apart, embeddings=settings.embeddings)
+        ranking = rank(
+            questions,
+            configuration,
+            tokenizer,
+            depth,
+            apart=settings.apart,
+            embeddings=settings.embeddings,
+        )
         scored = zip(questions.questions, ranking.found, strict=True)
         rows = [_measures(question, found, settings, tokenizer) for question, found in scored]
         measured[configuration] = ranking, rows
@@ -131,7 +143,10 @@ def evaluate(
 
 
 def _measures(
-    question: RetrievalQuestion, found: Sequence[RankedPiece], settings: Settings, tokenizer: Tokenizer
+    question: RetrievalQuestion,
+    found: Sequence[RankedPiece],
+    settings: Settings,
+    tokenizer: Tokenizer,
 ) -> list[float]:
     """One number for each of `MEASURES`."""
     pieces = [hit.piece for hit in found]
@@ -142,7 +157,9 @@ def _measures(
 
 
 def _scores(
-    questions: Sequence[RetrievalQuestion], measured: Sequence[Sequence[Sequence[float]]], settings: Settings
+    questions: Sequence[RetrievalQuestion],
+    measured: Sequence[Sequence[Sequence[float]]],
+    settings: Settings,
 ) -> dict[str, list[dict[str, Score]]]:
     """`all` or corpus -> the scores of each configuration, the first of which is the baseline."""
     values_CQM = np.array(measured)
@@ -158,10 +175,14 @@ def _estimates(values_CQM: NDArray[np.float64], settings: Settings) -> list[dict
     """All measures of all configurations see the same draws of questions."""
     seed, resamples, questions = settings.seed, settings.resamples, values_CQM.shape[1]
     columns, less = (
-        values.transpose(0, 2, 1).reshape(-1, questions).tolist() for values in (values_CQM, values_CQM - values_CQM[0])
+        values.transpose(0, 2, 1).reshape(-1, questions).tolist()
+        for values in (values_CQM, values_CQM - values_CQM[0])
     )
     here = bootstrapped(columns, seed=seed, resamples=resamples)
     differences = bootstrapped(less, seed=seed, resamples=resamples, shares=False)
     scores = [Score(*pair) for pair in zip(here, differences, strict=True)]
     width = len(MEASURES)
-    return [dict(zip(MEASURES, scores[at : at + width], strict=True)) for at in range(0, len(scores), width)]
+    return [
+        dict(zip(MEASURES, scores[at : at + width], strict=True))
+        for at in range(0, len(scores), width)
+    ]

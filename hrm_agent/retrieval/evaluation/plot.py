@@ -1,4 +1,6 @@
-"""An evaluation at a glance: a line for each configuration, a panel for each measure, the baseline drawn through."""
+"""An evaluation at a glance: a line for each configuration, a panel for each measure, the baseline
+drawn through.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _LINE = 0.28
 
 
 def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
-    """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of the difference."""
+    """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of
+    the difference.
+    """
     k, budget = found.settings.k, f"{found.settings.budget:,} tokens"
     panels = (
         ("recall", f"recall, {k} chunks"),
@@ -29,25 +33,34 @@ def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
     questions = sum(found.questions.values())
     title = f"{Path(source).name}: {questions} questions on {len(found.questions)} corpora, in %"
     figure = new_figure(15, 1.9 + _LINE * len(found.results), title)
-    for axes, (measure, label) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+    for axes, (measure, label) in zip(
+        figure.subplots(1, len(panels), sharey=True), panels, strict=True
+    ):
         _panel(axes, found, measure)
         axes.set_title(label, fontsize="medium")
     axes = figure.axes[0]
-    axes.set_yticks(range(len(found.results)), [str(result.configuration) for result in found.results])
+    axes.set_yticks(
+        range(len(found.results)), [str(result.configuration) for result in found.results]
+    )
     axes.set_ylim(len(found.results) - 0.5, -0.5)
     figure.supxlabel(
-        "dotted line: the baseline, at the top; bars: 95 % interval of the difference from it; filled: it leaves out 0",
+        "dotted line: the baseline, at the top; bars: 95 % interval of the difference from it;"
+        " filled: it leaves out 0",
         fontsize="small",
     )
     save_figure(figure, path)
 
 
 def _panel(axes: Any, found: RetrievalEvaluation, measure: str) -> None:
-    """The scale is that of configurations that can be cited; one that is off it stands at its edge as a number."""
+    """The scale is that of configurations that can be cited; one that is off it stands at its edge
+    as a number.
+    """
     scores = [result.scores[ALL][measure] for result in found.results]
     base = 100 * scores[0].value.value
     axes.axvline(base, color="grey", linestyle=":", linewidth=1.2)
-    sound = [s for s, result in zip(scores, found.results, strict=True) if not result.wrong_spans] or scores
+    sound = [
+        s for s, result in zip(scores, found.results, strict=True) if not result.wrong_spans
+    ] or scores
     low = base + 100 * min(score.less_base.low for score in sound)
     high = base + 100 * max(score.less_base.high for score in sound)
     margin = 0.08 * (high - low) or 1.0
@@ -58,8 +71,17 @@ def _panel(axes: Any, found: RetrievalEvaluation, measure: str) -> None:
             _point(axes, row, score, base, colour)
         else:
             left = 100 * score.value.value < low
-            text = f"< {100 * score.value.value:.2f}" if left else f"{100 * score.value.value:.2f} >"
-            axes.text(low if left else high, row, text, color=colour, va="center", ha="left" if left else "right")
+            text = (
+                f"< {100 * score.value.value:.2f}" if left else f"{100 * score.value.value:.2f} >"
+            )
+            axes.text(
+                low if left else high,
+                row,
+                text,
+                color=colour,
+                va="center",
+                ha="left" if left else "right",
+            )
     axes.grid(alpha=0.3, axis="x")
 
 
@@ -68,4 +90,6 @@ def _point(axes: Any, row: int, score: Score, base: float, colour: str) -> None:
     differs = score.less_base.low > 0 or score.less_base.high < 0
     axes.plot((low, high), (row, row), color=colour, linewidth=1.5, alpha=0.7)
     face = colour if differs else "white"
-    axes.plot(100 * score.value.value, row, marker="o", color=colour, markerfacecolor=face, markersize=6)
+    axes.plot(
+        100 * score.value.value, row, marker="o", color=colour, markerfacecolor=face, markersize=6
+    )

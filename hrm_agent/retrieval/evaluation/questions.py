@@ -4,9 +4,10 @@ A folder of corpora (`*.md`, `*.txt`, UTF-8) and `questions.jsonl`, a row for ea
 
     {"corpus": "guide", "question": "How is the pump primed?", "references": [{"start": 1042, "end": 1187}]}
 
-`corpus` is a file's name, with its ending or without; a reference is `text[start:end]` in characters, and all of them
-together are the answer. Every row is checked before anything is measured: a span that lies outside of its text, or one
-that counts bytes, would be a score that means nothing.
+`corpus` is a file's name, with its ending or without; a reference is `text[start:end]` in
+characters, and all of them together are the answer. Every row is checked before anything is
+measured: a span that lies outside of its text, or one that counts bytes, would be a score that
+means nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +47,21 @@ class QuestionSet:
     """What retrieval is measured on."""
 
     documents: Mapping[str, Document]
-    """Corpus -> its text, and the kind of its file. One that no question names is searched all the same."""
+    """Corpus -> its text, and the kind of its file. One that no question names is searched all the
+    same.
+    """
     questions: tuple[RetrievalQuestion, ...]
     """In the order of the file; one at least."""
 
 
 def read_questions(folder: Path) -> QuestionSet:
-    """The corpora and questions of a folder. Raises `RetrievalError` naming file, line and fault."""
+    """The corpora and questions of a folder. Raises `RetrievalError` naming file,
+    line and fault.
+    """
     if not folder.is_dir():
-        raise RetrievalError(f"There is no folder {folder}.", f"Name one with corpora (*.md, *.txt) and {QUESTIONS}.")
+        raise RetrievalError(
+            f"There is no folder {folder}.", f"Name one with corpora (*.md, *.txt) and {QUESTIONS}."
+        )
     documents, path = _documents(folder), folder / QUESTIONS
     questions = tuple(_question(row, documents, _Span(path, line)) for line, row in _rows(path))
     if not questions:
@@ -63,13 +70,19 @@ def read_questions(folder: Path) -> QuestionSet:
 
 
 def _documents(folder: Path) -> dict[str, Document]:
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and file.is_file())
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and file.is_file()
+    )
     files = [file for file in files if file.stem != "README" and not file.name.startswith(".")]
     if not files:
-        raise RetrievalError(f"There is no corpus in {folder}.", "A corpus is a file *.md or *.txt.")
+        raise RetrievalError(
+            f"There is no corpus in {folder}.", "A corpus is a file *.md or *.txt."
+        )
     twice = [stem for stem, times in Counter(file.stem for file in files).items() if times > 1]
     if twice:
-        raise RetrievalError(f"{folder} has two corpora of the name {twice[0]!r}.", "Rename one of the files.")
+        raise RetrievalError(
+            f"{folder} has two corpora of the name {twice[0]!r}.", "Rename one of the files."
+        )
     return {file.stem: Document(_read(file), _ENDINGS[file.suffix.lower()]) for file in files}
 
 
@@ -80,10 +93,14 @@ def _read(path: Path) -> str:
     except FileNotFoundError as error:
         raise RetrievalError(f"There is no file {path}.", _ROW) from error
     except OSError as error:
-        raise RetrievalError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        raise RetrievalError(
+            f"{path} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
     except UnicodeDecodeError as error:
         hint = "Spans count characters of UTF-8 text: convert it, and count them there."
-        raise RetrievalError(f"{path} is not UTF-8: byte {error.start} cannot be decoded.", hint) from error
+        raise RetrievalError(
+            f"{path} is not UTF-8: byte {error.start} cannot be decoded.", hint
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +133,24 @@ def _question(row: Any, documents: Mapping[str, Document], place: _Span) -> Retr
     if not question.strip():
         place.wrong("the question is empty")
     if not values["references"]:
-        place.wrong("the question has no reference", "A question that the texts do not answer measures nothing here.")
-    spans = tuple(_span(reference, documents[corpus].text, corpus, place) for reference in values["references"])
+        place.wrong(
+            "the question has no reference",
+            "A question that the texts do not answer measures nothing here.",
+        )
+    spans = tuple(
+        _span(reference, documents[corpus].text, corpus, place)
+        for reference in values["references"]
+    )
     return RetrievalQuestion(corpus, question, spans)
 
 
 def _known(name: str, documents: Mapping[str, Document], place: _Span) -> str:
     stem = Path(name).stem if Path(name).suffix in _ENDINGS else name
     if stem not in documents:
-        place.wrong(f"there is no corpus {name!r}", nearest(stem, documents) or f"Corpora: {', '.join(documents)}.")
+        place.wrong(
+            f"there is no corpus {name!r}",
+            nearest(stem, documents) or f"Corpora: {', '.join(documents)}.",
+        )
     return stem
 
 
@@ -135,5 +161,9 @@ def _span(reference: Any, text: str, corpus: str, place: _Span) -> SpanOf:
         place.wrong(f"{json.dumps(reference)} is not a reference")
     if not 0 <= start < end <= len(text):
         hint = "Spans count characters, not bytes, from 0; `end` is one past the last."
-        place.wrong(f"the span {start} to {end} does not lie in {corpus!r}, which has {len(text)} characters", hint)
+        place.wrong(
+            f"the span {start} to {end} does not lie in {corpus!r}, which has {len(text)}"
+            " characters",
+            hint,
+        )
     return start, end

@@ -1,8 +1,9 @@
-"""What a configuration retrieves: its chunks in an index as agents search it, and the best of them for each question.
+"""What a configuration retrieves: its chunks in an index as agents search it, and the best of them
+for each question.
 
-All corpora lie in one index, so that a question about one of them meets the others too; with `apart` each has an index
-of its own. A chunk whose span is not its text is a document by itself there: it is found by the words that a reader
-would be shown, and stands nowhere.
+All corpora lie in one index, so that a question about one of them meets the others too; with
+`apart` each has an index of its own. A chunk whose span is not its text is a document by itself
+there: it is found by the words that a reader would be shown, and stands nowhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer
 __all__ = ["RankedPiece", "Ranking", "depth_for", "rank", "within"]
 
 _SPARE = 4
-"""So many times the chunks that fill a budget are asked for, as chunks are shorter than they may be."""
+"""So many times the chunks that fill a budget are asked for, as chunks are shorter than they may
+be.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ def rank(
 ) -> Ranking:
     """Index the corpora as `configuration` says and ask every question for `depth` chunks.
 
-    `embeddings`, as `hrm-agent index` takes them, are of use to the modes that rank by vectors only.
+    `embeddings`, as `hrm-agent index` takes them, are of use to the modes that rank by vectors
+    only.
     """
     ranking, mode = Ranking([[] for _ in questions.questions]), configuration.mode
     names, vectors = list(questions.documents), None if mode == "words" else embeddings
@@ -86,7 +90,9 @@ def depth_for(k: int, budget: int, size: int) -> int:
 
 
 def within(found: Sequence[RankedPiece], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
-    """The best pieces that a budget of tokens pays for; the last one is cut where the budget ends."""
+    """The best pieces that a budget of tokens pays for;
+    the last one is cut where the budget ends.
+    """
     for hit in found:
         if hit.piece.tokens > budget:
             if budget:
@@ -114,10 +120,14 @@ class _Pieces:
         self._ranking.wrong += len(wrong)
         self._ranking.tokens += [chunk.tokens for chunk in chunks]
 
-    def _put(self, file: str, document: Document, chunks: Sequence[Chunk], corpus: str | None) -> None:
+    def _put(
+        self, file: str, document: Document, chunks: Sequence[Chunk], corpus: str | None
+    ) -> None:
         self._index.put(file, file, document, chunks)
         for chunk in chunks:
-            self._pieces[file, chunk.start, chunk.end] = Piece(corpus, chunk.start, chunk.end, chunk.tokens)
+            self._pieces[file, chunk.start, chunk.end] = Piece(
+                corpus, chunk.start, chunk.end, chunk.tokens
+            )
 
     def of(self, hit: Hit) -> Piece:
         return self._pieces[hit.file, hit.start, hit.end]

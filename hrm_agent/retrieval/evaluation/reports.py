@@ -1,4 +1,6 @@
-"""An evaluation as tables, and as files: `results.json` for programs, `results.md` for people, `results.png`."""
+"""An evaluation as tables, and as files: `results.json` for programs, `results.md` for people,
+`results.png`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from hrm_agent.retrieval.evaluation.evaluate import ALL, Result, RetrievalEvalua
 __all__ = ["LEGEND", "markdown", "record", "tables", "write_results"]
 
 LEGEND = (
-    "Shares of characters in %, means over questions. Beside them: less the baseline (the first line), question by "
-    "question, with its 95 % interval; * where that leaves out 0; = where the two agree on every question. Wrong: "
-    "chunks whose span is not their text, which answer nothing."
+    "Shares of characters in %, means over questions. Beside them: less the baseline (the first"
+    " line), question by question, with its 95 % interval; * where that leaves out 0; = where the"
+    " two agree on every question. Wrong: chunks whose span is not their text, which answer"
+    " nothing."
 )
 Table = tuple[str, Sequence[str], list[list[str]]]
 """Title, columns, rows."""
@@ -25,8 +28,15 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 
 def record(found: RetrievalEvaluation, source: str) -> dict[str, Any]:
     """The whole evaluation as plain values."""
-    results = [{**asdict(result), "configuration": str(result.configuration)} for result in found.results]
-    return {"source": source, "base": results[0]["configuration"], **asdict(found), "results": results}
+    results = [
+        {**asdict(result), "configuration": str(result.configuration)} for result in found.results
+    ]
+    return {
+        "source": source,
+        "base": results[0]["configuration"],
+        **asdict(found),
+        "results": results,
+    }
 
 
 def tables(found: RetrievalEvaluation) -> list[Table]:
@@ -41,7 +51,11 @@ def tables(found: RetrievalEvaluation) -> list[Table]:
             shown,
             [_shown(r, "") for r in found.results],
         ),
-        (f"The best {budget:,} tokens", shown, [_shown(result, "budget_") for result in found.results]),
+        (
+            f"The best {budget:,} tokens",
+            shown,
+            [_shown(result, "budget_") for result in found.results],
+        ),
         (
             "Chunks, their mean tokens, and the rank of the answer",
             ranked,
@@ -50,7 +64,10 @@ def tables(found: RetrievalEvaluation) -> list[Table]:
     ]
     if len(found.questions) > 1:
         columns = ("configuration", *(name for corpus in found.questions for name in (corpus, "")))
-        for measure, title in (("recall", f"Recall of {k} chunks"), ("budget_iou", f"IoU of {budget:,} tokens")):
+        for measure, title in (
+            ("recall", f"Recall of {k} chunks"),
+            ("budget_iou", f"IoU of {budget:,} tokens"),
+        ):
             rows = [_corpus_row(result, list(found.questions), measure) for result in found.results]
             made.append((f"{title}, by corpus", columns, rows))
     return made
@@ -59,7 +76,12 @@ def tables(found: RetrievalEvaluation) -> list[Table]:
 def _shown(result: Result, kind: str) -> list[str]:
     scores = result.scores[ALL]
     recall, iou = _both(scores[f"{kind}recall"]), _both(scores[f"{kind}iou"])
-    return [str(result.configuration), *recall, _percent(scores[f"{kind}precision"].value.value), *iou]
+    return [
+        str(result.configuration),
+        *recall,
+        _percent(scores[f"{kind}precision"].value.value),
+        *iou,
+    ]
 
 
 def _ranked(result: Result) -> list[str]:
@@ -68,7 +90,10 @@ def _ranked(result: Result) -> list[str]:
 
 
 def _corpus_row(result: Result, corpora: Sequence[str], measure: str) -> list[str]:
-    return [str(result.configuration), *(cell for name in corpora for cell in _both(result.scores[name][measure]))]
+    return [
+        str(result.configuration),
+        *(cell for name in corpora for cell in _both(result.scores[name][measure])),
+    ]
 
 
 def _both(score: Score) -> tuple[str, str]:
@@ -77,7 +102,10 @@ def _both(score: Score) -> tuple[str, str]:
     if less.value == less.low == less.high == 0:
         return _percent(score.value.value), "="
     star = "*" if less.low > 0 or less.high < 0 else " "
-    return _percent(score.value.value), f"{100 * less.value:+.2f} [{100 * less.low:+.2f}, {100 * less.high:+.2f}]{star}"
+    return (
+        _percent(score.value.value),
+        f"{100 * less.value:+.2f} [{100 * less.low:+.2f}, {100 * less.high:+.2f}]{star}",
+    )
 
 
 def _percent(share: float) -> str:
@@ -102,7 +130,9 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 def write_results(found: RetrievalEvaluation, folder: Path, source: str) -> list[Path]:
     """The files, written into `folder`; without matplotlib there is no picture among them."""
     plain = json.loads(json_line(record(found, source)))
-    written = [_write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")]
+    written = [
+        _write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")
+    ]
     written.append(_write(folder / "results.md", markdown(found, source)))
     if find_spec("matplotlib") is not None:
         from hrm_agent.retrieval.evaluation.plot import draw

@@ -1,21 +1,23 @@
 """What a question's answer and what was retrieved have in common, in characters.
 
-Measures as in Smith and Troynikov, "Evaluating Chunking Strategies for Retrieval" (Chroma technical report, 2024),
-section "Metrics": with e the characters of the references and r the retrieved ones,
+Measures as in Smith and Troynikov, "Evaluating Chunking Strategies for Retrieval" (Chroma technical
+report, 2024), section "Metrics": with e the characters of the references and r the retrieved ones,
 
     recall      |e and r| / |e|     how much of the answer is there
     precision   |e and r| / |r|     how much of what is there is answer
     IoU         |e and r| / |e or r|     Jaccard's index of the two: both at once
 
-Deviations: characters and not tokens are counted, so that no tokenizer is part of a score; and what overlapping chunks
-have in common counts once in r, where the report counts it as often as it is retrieved. A *token budget* makes the
-reader pay for it instead. The answer is a set of characters of one corpus: a chunk of another corpus adds to r only.
+Deviations: characters and not tokens are counted, so that no tokenizer is part of a score; and what
+overlapping chunks have in common counts once in r, where the report counts it as often as it is
+retrieved. A *token budget* makes the reader pay for it instead. The answer is a set of characters
+of one corpus: a chunk of another corpus adds to r only.
 
     MRR         1 / the rank of the first chunk that holds the answer, among the first ten; 0 if none does (Voorhees,
                 "The TREC-8 Question Answering Track Report", 1999)
 
-A chunk holds the answer if it shares half of the shorter of the two with a reference: a chunk of 2,000 characters has
-to have half of a sentence, and a sentence has to lie half in a long reference. A few characters at an edge are none.
+A chunk holds the answer if it shares half of the shorter of the two with a reference: a chunk of
+2,000 characters has to have half of a sentence, and a sentence has to lie half in a long reference.
+A few characters at an edge are none.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Piece:
     """Text that was retrieved."""
 
     corpus: str | None
-    """The text it stands in; None if its span is not its text: it is read, and answers nothing that can be cited."""
+    """The text it stands in; None if its span is not its text: it is read, and answers nothing that
+    can be cited.
+    """
     start: int
     """First character in the corpus."""
     end: int
@@ -114,7 +118,9 @@ def _length(spans: Iterable[SpanOf]) -> int:
 
 
 def _shared(one: Sequence[SpanOf], other: Sequence[SpanOf]) -> int:
-    """Characters in both; spans as `merged` gives them. Each step leaves one of the two first spans behind."""
+    """Characters in both; spans as `merged` gives them. Each step leaves one of the two first spans
+    behind.
+    """
     i = j = total = 0
     while i < len(one) and j < len(other):
         total += max(0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))

@@ -1,8 +1,9 @@
-"""Declarations of CSS that decide whether an element is shown, as far as browsers take them for valid.
+"""Declarations of CSS that decide whether an element is shown, as far as browsers take them for
+valid.
 
-A browser passes over a declaration that it cannot read, so that the one before it holds: `display:none;display:x`
-hides. So what counts is what is on a list of valid values. Values that depend on more than themselves (`var()`,
-`calc()`) are valid and tell nothing.
+A browser passes over a declaration that it cannot read, so that the one before it holds:
+`display:none;display:x` hides. So what counts is what is on a list of valid values. Values that
+depend on more than themselves (`var()`, `calc()`) are valid and tell nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +34,31 @@ _BEFORE_SIZE = {
     "condensed", "semi-condensed", "semi-expanded", "expanded", "extra-expanded", "ultra-expanded",
 }
 # fmt: on
-_OUTSIDE, _INSIDE = {"block", "inline"}, {"flow", "flow-root", "table", "flex", "grid", "ruby", "math"}
+_OUTSIDE, _INSIDE = (
+    {"block", "inline"},
+    {
+        "flow",
+        "flow-root",
+        "table",
+        "flex",
+        "grid",
+        "ruby",
+        "math",
+    },
+)
 _SYSTEM_FONTS = {"caption", "icon", "menu", "message-box", "small-caption", "status-bar"}
 _NUMBER = re.compile(r"([+-]?(?:\d++(?:\.\d++)?+|\.\d++)(?:e[+-]?\d++)?+)([a-z%]*+)")
-_FUNCTION = re.compile(r"(?:calc|clamp|max|min)\((?:[\s()+*/,-]|[\d.]++(?:e[+-]?\d++)?+[a-z%]*+|calc|clamp|max|min)*+")
+_FUNCTION = re.compile(
+    r"(?:calc|clamp|max|min)\((?:[\s()+*/,-]|[\d.]++(?:e[+-]?\d++)?+[a-z%]*+|calc|clamp|max|min)*+"
+)
 _LOOKED_UP = re.compile(r"(?:var|env)\(")
 _ESCAPE = re.compile(r"\\(?:([0-9a-f]{1,6})\s?|([^\n]))", re.IGNORECASE)
 
 
 def declared(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Property, value and importance of the valid declarations that may hide something; `font` as `font-size`."""
+    """Property, value and importance of the valid declarations that may hide something; `font` as
+    `font-size`.
+    """
     for declaration in text.split(";"):
         name, _, value = declaration.partition(":")
         name, (value, mark, importance) = _plain(name), _plain(value).partition("!")
@@ -85,7 +101,11 @@ def _is_display(value: str) -> bool:
     if len(words) < 2:
         return value in _DISPLAY
     known = sum(word in _OUTSIDE for word in words), len(inside), of_list
-    return max(known) == 1 and sum(known) == len(words) and not (of_list and {*inside} - {"flow", "flow-root"})
+    return (
+        max(known) == 1
+        and sum(known) == len(words)
+        and not (of_list and {*inside} - {"flow", "flow-root"})
+    )
 
 
 def _is_computed(value: str) -> bool:
@@ -131,7 +151,9 @@ def _is_weight_or_angle(word: str) -> bool:
     match = _NUMBER.fullmatch(word)
     if match is None:
         return False
-    return match[2] in ("deg", "grad", "rad", "turn") or (not match[2] and 1 <= float(match[1]) <= 1000)
+    return match[2] in ("deg", "grad", "rad", "turn") or (
+        not match[2] and 1 <= float(match[1]) <= 1000
+    )
 
 
 _VALID: Mapping[str, Callable[[str], bool]] = {

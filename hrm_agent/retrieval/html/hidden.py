@@ -1,15 +1,17 @@
-"""Which elements of an HTML page a browser does not show, told by the page itself, without a browser.
+"""Which elements of an HTML page a browser does not show, told by the page itself, without a
+browser.
 
-Text that nobody sees is where instructions to a model are hidden, and where pages keep what is shown another time.
-Looked at are the attribute `hidden`, a closed `<dialog>`, and `display`, `visibility`, `opacity`, `font-size`, `font`
-and `content-visibility` where their values are valid (`hrm_agent.retrieval.html.css_values`), in an element's `style` and in
-the page's `<style>`: rules with simple selectors (`tag`, `.class`, `#id` and their combinations), in the order of
-importance, specificity and place that CSS has. `aria-hidden` hides nothing from who looks at the page, so it hides
-nothing here.
+Text that nobody sees is where instructions to a model are hidden, and where pages keep what is
+shown another time. Looked at are the attribute `hidden`, a closed `<dialog>`, and `display`,
+`visibility`, `opacity`, `font-size`, `font` and `content-visibility` where their values are valid
+(`hrm_agent.retrieval.html.css_values`), in an element's `style` and in the page's `<style>`: rules
+with simple selectors (`tag`, `.class`, `#id` and their combinations), in the order of importance,
+specificity and place that CSS has. `aria-hidden` hides nothing from who looks at the page, so it
+hides nothing here.
 
-Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the page, rules and
-sheets for media other than screens as such, scripts, text in the colour of its background, outside of the window or
-under something else. What cannot be told counts as shown.
+Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the
+page, rules and sheets for media other than screens as such, scripts, text in the colour of its
+background, outside of the window or under something else. What cannot be told counts as shown.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _SCREEN = re.compile(r"@media\s+(?:only\s+)?(?:all|screen)\s*", re.IGNORECASE)
 _OF_PARENT = {"inherit", "unset", "larger", "smaller"}
 _RELATIVE = {"em", "ex", "ch", "%", "lh", "cap", "ic"}
 _COMMENT_MARK = re.compile("<!--|-->")
-"""Of HTML, around a whole sheet: CSS passes over the marks, and not over what stands between them."""
+"""Of HTML, around a whole sheet: CSS passes over the marks,
+and not over what stands between them.
+"""
 _INERT = {"iframe", "noembed", "noframes", "noscript", "script", "template"}
 """What is in them is no part of the page that a browser shows."""
 _BRACES = re.compile(r"[{}]")
@@ -38,8 +42,9 @@ Weight = tuple[bool, tuple[int, int, int], int]
 _INLINE = (1 << 30, 0, 0)
 """Specificity of a `style` attribute: above all selectors."""
 _MOST_COMPARED = 2_000_000
-"""Names of rules that are held against the elements of a page: rules that have one class in common meet every element
-that has it. What is left over counts as shown."""
+"""Names of rules that are held against the elements of a page: rules that have one class in common
+meet every element that has it. What is left over counts as shown.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,9 @@ class StyleRules:
 
     def __init__(self) -> None:
         self._by_key = defaultdict[str, dict[tuple[str, frozenset[str], str], _Rule]](dict)
-        """Under one of the classes or ids that rules need, or their tag: of rules that are alike the one that holds."""
+        """Under one of the classes or ids that rules need, or their tag: of rules that are alike
+        the one that holds.
+        """
         self._names = Counter[str]()
         """Cost of comparing an element with the rules under a key."""
         self._compared = self._count = 0
@@ -120,7 +127,9 @@ class StyleRules:
         found = dict(self._of_sheets(tag, frozenset(names)))
         if "hidden" in attributes or (tag == "dialog" and "open" not in attributes):
             found.setdefault("display", ((False, (0, 0, 0), 0), "none"))
-        for number, (name, value, important) in enumerate(declared(_without(attributes.get("style", ""), "/*", "*/"))):
+        for number, (name, value, important) in enumerate(
+            declared(_without(attributes.get("style", ""), "/*", "*/"))
+        ):
             weight = important, _INLINE, number
             found[name] = max(found.get(name, (weight, "")), (weight, value))
         return _under(around, {name: value for name, (_, value) in found.items()})
@@ -138,7 +147,9 @@ class StyleRules:
         for key in keys:
             for rule in self._by_key[key].values():
                 if rule.tag in ("", tag) and rule.needed <= names:
-                    found[rule.name] = max(found.get(rule.name, (rule.weight, "")), (rule.weight, rule.value))
+                    found[rule.name] = max(
+                        found.get(rule.name, (rule.weight, "")), (rule.weight, rule.value)
+                    )
         return found
 
 
@@ -205,7 +216,11 @@ def _blocks(sheet: str) -> Iterator[tuple[str, str]]:
         if brace[0] == "{":
             before = between.rpartition(";")[2].strip()
             groups = _SCREEN.fullmatch(before) or before.lower().startswith("@layer")
-            holds = bool(groups) if before.startswith("@") else not (opened and not opened[-1][0].startswith("@"))
+            holds = (
+                bool(groups)
+                if before.startswith("@")
+                else not (opened and not opened[-1][0].startswith("@"))
+            )
             opened.append((before, holds and all(held for _, held in opened[-1:])))
         elif opened:
             before, holds = opened.pop()

@@ -1,10 +1,12 @@
-"""The text of HTML as a reader sees it: blocks as paragraphs, white space as a browser shows it, nothing hidden.
+"""The text of HTML as a reader sees it: blocks as paragraphs, white space as a browser shows it,
+nothing hidden.
 
-One pass over the events of libxml2's parser, after one for the style sheets, which may stand anywhere. No tree is
-built: with one, other parsers take minutes for a file of a hundred thousand nested elements, or leave out what is deep
-without a word, and layout in columns is nothing to quote.
-Paragraphs are apart by an empty line, lines by a line break, cells of a row by a tab. A heading begins with the marks
-that it has in Markdown, `#` to `######`, so that it can be told from other lines and a text be cut before it.
+One pass over the events of libxml2's parser, after one for the style sheets, which may stand
+anywhere. No tree is built: with one, other parsers take minutes for a file of a hundred thousand
+nested elements, or leave out what is deep without a word, and layout in columns is nothing to
+quote. Paragraphs are apart by an empty line, lines by a line break, cells of a row by a tab. A
+heading begins with the marks that it has in Markdown, `#` to `######`, so that it can be told from
+other lines and a text be cut before it.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bool = True) -> str:
     """Plain text, never a tag. Anything is HTML: what is malformed gives the text that is in it.
 
-    Bytes are in the encoding that they name themselves. `hidden_text`: with the text that a browser would not show
-    (`hrm_agent.retrieval.html.hidden`); scripts and templates are none. `headings`: with their marks.
+    Bytes are in the encoding that they name themselves. `hidden_text`: with the text that a browser
+    would not show (`hrm_agent.retrieval.html.hidden`); scripts and templates are none. `headings`:
+    with their marks.
     """
     if isinstance(source, bytes) and source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         source = source.decode("utf-16", "replace")
@@ -61,9 +64,14 @@ def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bo
 def _without_slashes(data: bytes) -> bytes:
     """`<div/>` opens an element in HTML, as `<div>` does: only `svg` and `math` end by a slash.
 
-    In what calls itself XML, elements whose contents are no HTML end by it too: they would take in all that follows.
+    In what calls itself XML, elements whose contents are no HTML end by it too: they would take in
+    all that follows.
     """
-    ending = _END_BY_SLASH_IN_XML if data.removeprefix(codecs.BOM_UTF8).lstrip()[:5] == b"<?xml" else _END_BY_SLASH
+    ending = (
+        _END_BY_SLASH_IN_XML
+        if data.removeprefix(codecs.BOM_UTF8).lstrip()[:5] == b"<?xml"
+        else _END_BY_SLASH
+    )
     return ending.sub(lambda found: found[0] if found[1] else b"/ >", data)
 
 
@@ -84,7 +92,9 @@ def _parsed(data: bytes, encoding: str | None, target: _Target[_Result_co]) -> _
 
 
 class _Text:
-    """Collects text. A break is only remembered until text follows it, so that breaks do not add up."""
+    """Collects text. A break is only remembered until text follows it, so that breaks do not add
+    up.
+    """
 
     def __init__(self, rules: StyleRules | None, headings: Mapping[str, str]) -> None:
         """`rules`: what is hidden by them is left out; None: nothing is."""
@@ -103,7 +113,15 @@ class _Text:
         self._unseen += tag in _UNSEEN
         self._pre += tag == "pre"
         self._mark = self._headings.get(tag, self._mark)
-        self._break_by("\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else "\t" if tag in _CELLS else "")
+        self._break_by(
+            "\n\n"
+            if tag in _PARAGRAPHS
+            else "\n"
+            if tag in _LINES
+            else "\t"
+            if tag in _CELLS
+            else ""
+        )
 
     def end(self, tag: str) -> None:
         self._break_by("\n\n" if tag in _PARAGRAPHS else "")
@@ -120,7 +138,9 @@ class _Text:
         return "".join(self._pieces)
 
     def _break_by(self, kind: str) -> None:
-        """The stronger of two breaks that meet: a paragraph, then a line, then a cell. What is hidden has none."""
+        """The stronger of two breaks that meet: a paragraph, then a line, then a cell. What is
+        hidden has none.
+        """
         if kind and not self._unseen and self._around[-1].rendered:
             self._break, self._space = max(self._break, kind, key=_BREAKS.index), False
 

@@ -1,4 +1,6 @@
-"""Documents of one's own, found by their words or by vectors as exact spans, which `retrieval.citations` checks."""
+"""Documents of one's own, found by their words or by vectors as exact spans, which
+`retrieval.citations` checks.
+"""
 
 from __future__ import annotations
 

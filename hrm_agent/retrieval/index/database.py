@@ -1,10 +1,12 @@
-"""The index: documents with their texts, chunks as spans of them, and what ranks the chunks for a question.
+"""The index: documents with their texts, chunks as spans of them, and what ranks the chunks for a
+question.
 
-A text is stored once, and a hit is cut from it. A document with its chunks, their words and their vectors is one
-transaction of the file (`hrm_agent.retrieval.index.file`), so that the index is whole whenever the process dies. The
-words are ranked by SQLite's FTS5 or by tantivy; which one, and whose vectors there are, is on record in the file, and
-whoever opens it need not say it again. The language that a document's words are stemmed in is on record too, and what
-made the terms: by other rules or another version of the stemmers they are made again from the stored texts.
+A text is stored once, and a hit is cut from it. A document with its chunks, their words and their
+vectors is one transaction of the file (`hrm_agent.retrieval.index.file`), so that the index is
+whole whenever the process dies. The words are ranked by SQLite's FTS5 or by tantivy; which one, and
+whose vectors there are, is on record in the file, and whoever opens it need not say it again. The
+language that a document's words are stemmed in is on record too, and what made the terms: by other
+rules or another version of the stemmers they are made again from the stored texts.
 """
 
 from __future__ import annotations
@@ -53,12 +55,13 @@ class Stored:
 
 
 class DocumentIndex:
-    """Documents, found by their words and their vectors. Threads may share it; processes open it each by themselves.
+    """Documents, found by their words and their vectors. Threads may share it; processes open it
+    each by themselves.
 
-    `engine`, `language` and `embeddings` are for a new index, or for changing an old one: None is what is on record.
-    `language`: that of all documents, or `auto`: each document's own is guessed. `embeddings` are LangChain's, or their
-    string (`hrm_agent.retrieval.embeddings`); all but the static ones have to be handed in again by whoever asks for
-    vectors.
+    `engine`, `language` and `embeddings` are for a new index, or for changing an old one: None is
+    what is on record. `language`: that of all documents, or `auto`: each document's own is guessed.
+    `embeddings` are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); all but the
+    static ones have to be handed in again by whoever asks for vectors.
     """
 
     def __init__(
@@ -72,14 +75,17 @@ class DocumentIndex:
     ) -> None:
         if engine not in (None, *ENGINES):
             raise ConfigError(
-                f"There is no engine {engine!r}.", f"{nearest(engine, ENGINES)} Known: {ENGINES}.".strip()
+                f"There is no engine {engine!r}.",
+                f"{nearest(engine, ENGINES)} Known: {ENGINES}.".strip(),
             )
         language = None if language is None else check_language(language)
         vectors = None if embeddings is None else VectorTable.of(embeddings)
         self._file = IndexFile(path, create=create)
         self.path = self._file.path
         self.renewed = 0
-        """Documents whose words were indexed anew when the index was opened: those on record were others."""
+        """Documents whose words were indexed anew when the index was opened: those on record were
+        others.
+        """
         try:
             self._vectors = vectors
             self.language = self._analyse(language)
@@ -112,7 +118,9 @@ class DocumentIndex:
             return about(cursor, "embeddings")
 
     def folders(self) -> dict[str, str]:
-        """Label -> absolute path. The first folder has an empty label; `LABEL//` begins the files of the others."""
+        """Label -> absolute path. The first folder has an empty label; `LABEL//` begins the files
+        of the others.
+        """
         with self._file.reading() as cursor:
             return folder_labels.folders(cursor)
 
@@ -139,16 +147,24 @@ class DocumentIndex:
         return documents, chunks
 
     def put(self, file: str, source: str, document: Document, chunks: Sequence[Chunk]) -> None:
-        """Index a document in the place of what the file was before. All of it is there, or nothing."""
+        """Index a document in the place of what the file was before. All of it is there, or
+        nothing.
+        """
         text = document.text
         texts = [text[chunk.start : chunk.end] for chunk in chunks]
         vectors = self._writing_vectors()
         rows = vectors.of_texts(texts) if vectors else None
         offsets, language = _byte_offsets(text, chunks), self._language_of(text)
-        insert = "INSERT INTO documents (file, source, revision, kind, text, language) VALUES (?, ?, ?, ?, ?, ?)"
+        insert = (
+            "INSERT INTO documents (file, source, revision, kind, text, language) VALUES (?, ?, ?,"
+            " ?, ?, ?)"
+        )
         with self._file.transaction() as cursor:
             self._remove(cursor, file)
-            cursor.execute(insert, (file, source, document.revision, str(document.kind), text.encode(), language))
+            cursor.execute(
+                insert,
+                (file, source, document.revision, str(document.kind), text.encode(), language),
+            )
             ids = _insert(cursor, cursor.lastrowid, chunks, offsets)
             self._words.add(cursor, list(zip(ids, texts, strict=True)), language)
             if vectors and rows is not None:
@@ -167,11 +183,14 @@ class DocumentIndex:
         self._words.commit_if_large()
 
     def without_vectors(self) -> list[str]:
-        """Files whose chunks have none yet: those that were indexed before the index had embeddings."""
+        """Files whose chunks have none yet: those that were indexed before the index had
+        embeddings.
+        """
         with self._file.reading() as cursor:
             rows = cursor.execute(
-                "SELECT file FROM documents d JOIN (SELECT document, min(id) first FROM chunks GROUP BY document) c"
-                " ON c.document = d.id WHERE first NOT IN (SELECT first FROM vectors) ORDER BY file"
+                "SELECT file FROM documents d JOIN (SELECT document, min(id) first FROM chunks"
+                " GROUP BY document) c ON c.document = d.id WHERE first NOT IN (SELECT first FROM"
+                " vectors) ORDER BY file"
             ).fetchall()
         return [row[0] for row in rows]
 
@@ -184,7 +203,8 @@ class DocumentIndex:
             return
         rows = vectors.of_texts(texts)
         with self._file.transaction() as cursor:
-            if _chunks_of(cursor, file)[0] == ids:  # or it was indexed again meanwhile, with its vectors
+            # or it was indexed again meanwhile, with its vectors
+            if _chunks_of(cursor, file)[0] == ids:
                 cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
                 vectors.add(cursor, ids[0], rows, late=True)
 
@@ -199,15 +219,21 @@ class DocumentIndex:
         self._words.commit()
 
     def optimize(self) -> None:
-        """Merge the pieces that many transactions left. Queries are faster after it; nothing else changes."""
+        """Merge the pieces that many transactions left. Queries are faster after it; nothing else
+        changes.
+        """
         self._words.commit()
         with self._file.transaction() as cursor:
             self._words.optimize(cursor)
 
     def search(self, question: str, k: int = 5, mode: Mode = "words") -> list[Hit]:
-        """The `k` best chunks for a question in plain words, best first; fewer where fewer have to do with it."""
+        """The `k` best chunks for a question in plain words, best first; fewer where fewer have to
+        do with it.
+        """
         if mode not in MODES:
-            raise ConfigError(f"There is no mode {mode!r}.", f"{nearest(mode, MODES)} Known: {MODES}.".strip())
+            raise ConfigError(
+                f"There is no mode {mode!r}.", f"{nearest(mode, MODES)} Known: {MODES}.".strip()
+            )
         if k < 1 or not question.strip():
             return []
         self._words.commit()
@@ -262,7 +288,9 @@ class DocumentIndex:
         return fts5
 
     def _analyse(self, wanted: str | None) -> str:
-        """The language on record, or the wanted one in its place; all words anew where they would be others now."""
+        """The language on record, or the wanted one in its place; all words anew where they would
+        be others now.
+        """
         version = analysis_version()
         with self._file.reading() as cursor:
             found, recorded = about(cursor, "analysis"), about(cursor, "language")
@@ -273,12 +301,21 @@ class DocumentIndex:
         with self._file.transaction() as cursor:
             self.language = wanted
             known = (
-                {} if language != wanted else dict(cursor.execute("SELECT file, language FROM documents").fetchall())
+                {}
+                if language != wanted
+                else dict(cursor.execute("SELECT file, language FROM documents").fetchall())
             )
             for (file,) in cursor.execute("SELECT file FROM documents").fetchall():
                 if known.get(file) is None:
-                    text = cursor.execute("SELECT text FROM documents WHERE file = ?", (file,)).fetchone()[0].decode()
-                    cursor.execute("UPDATE documents SET language = ? WHERE file = ?", (self._language_of(text), file))
+                    text = (
+                        cursor.execute("SELECT text FROM documents WHERE file = ?", (file,))
+                        .fetchone()[0]
+                        .decode()
+                    )
+                    cursor.execute(
+                        "UPDATE documents SET language = ? WHERE file = ?",
+                        (self._language_of(text), file),
+                    )
                 self.renewed += 1
             set_about(cursor, "analysis", version)
             set_about(cursor, "language", wanted)
@@ -292,11 +329,18 @@ class DocumentIndex:
         return guess_language(text) if self.language == AUTO else self.language
 
     def _same_engine(self, cursor: sqlite3.Cursor) -> None:
-        """Raises where another process has changed the engine or the terms, and ours would speak for nothing."""
-        now = about(cursor, "engine") or "fts5", about(cursor, "analysis"), about(cursor, "language")
+        """Raises where another process has changed the engine or the terms, and ours would speak
+        for nothing.
+        """
+        now = (
+            about(cursor, "engine") or "fts5",
+            about(cursor, "analysis"),
+            about(cursor, "language"),
+        )
         if now != (self._words.name, analysis_version(), self.language):
             raise RetrievalError(
-                f"Another process has changed the engine or the language of {self.path}.", "Open the index again."
+                f"Another process has changed the engine or the language of {self.path}.",
+                "Open the index again.",
             )
 
     def _writing_vectors(self) -> VectorTable | None:
@@ -309,8 +353,12 @@ class DocumentIndex:
             hint = "`hrm-agent index DIR --vectors static` adds them; `words` needs none."
             raise RetrievalError(f"The index {self.path} has no vectors.", hint)
         if self._vectors is None:
-            if not name.startswith("static:"):  # the file may be anybody's: it does not say what is to be imported
-                hint = "Name them: `--vectors package.module:attribute`, or DocumentIndex(path, embeddings=...)."
+            # the file may be anybody's: it does not say what is to be imported
+            if not name.startswith("static:"):
+                hint = (
+                    "Name them: `--vectors package.module:attribute`, or DocumentIndex(path,"
+                    " embeddings=...)."
+                )
                 raise RetrievalError(f"The vectors of {self.path} were made with {name!r}.", hint)
             self._vectors = VectorTable.of(name)
         return self._vectors
@@ -321,13 +369,15 @@ class DocumentIndex:
         if ids:
             self._words.remove(cursor, list(zip(ids, texts, strict=True)), _language(cursor, file))
             cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
-        cursor.execute("DELETE FROM chunks WHERE document = (SELECT id FROM documents WHERE file = ?)", (file,))
+        cursor.execute(
+            "DELETE FROM chunks WHERE document = (SELECT id FROM documents WHERE file = ?)", (file,)
+        )
         cursor.execute("DELETE FROM documents WHERE file = ?", (file,))
 
     def _hit(self, cursor: sqlite3.Cursor, placed: Placed) -> Hit:
         file, revision, kind, language, document, start, end, first, count = cursor.execute(
-            "SELECT file, revision, kind, language, d.id, start, stop, first_byte, bytes FROM chunks c JOIN documents d"
-            " ON d.id = c.document WHERE c.id = ?",
+            "SELECT file, revision, kind, language, d.id, start, stop, first_byte, bytes FROM"
+            " chunks c JOIN documents d ON d.id = c.document WHERE c.id = ?",
             (placed.chunk,),
         ).fetchone()
         is_paged = kind == DocumentKind.PDF
@@ -338,7 +388,9 @@ class DocumentIndex:
         blank = text[: len(text) - len(text.lstrip())]
         page = 1 + before.count(b"\f") + blank.count("\f") if is_paged else None
         ranks = placed.words_rank, placed.vectors_rank
-        return Hit(file, start, end, text, placed.score, revision, *ranks, page=page, language=language)
+        return Hit(
+            file, start, end, text, placed.score, revision, *ranks, page=page, language=language
+        )
 
 
 def _living(cursor: sqlite3.Cursor, ranked: Ranked | None) -> Ranked | None:
@@ -354,10 +406,16 @@ def _insert(
 ) -> list[int]:
     """Their ids, which follow each other."""
     ids = list[int]()
-    insert = "INSERT INTO chunks (document, start, stop, first_byte, bytes, tokens) VALUES (?, ?, ?, ?, ?, ?)"
+    insert = (
+        "INSERT INTO chunks (document, start, stop, first_byte, bytes, tokens) VALUES (?, ?, ?, ?,"
+        " ?, ?)"
+    )
     for chunk in chunks:
         first = offsets[chunk.start]
-        cursor.execute(insert, (document, chunk.start, chunk.end, first, offsets[chunk.end] - first, chunk.tokens))
+        cursor.execute(
+            insert,
+            (document, chunk.start, chunk.end, first, offsets[chunk.end] - first, chunk.tokens),
+        )
         ids.append(cursor.lastrowid or 0)
     return ids
 
@@ -367,8 +425,12 @@ def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]
     row = cursor.execute("SELECT id, text FROM documents WHERE file = ?", (file,)).fetchone()
     if row is None:
         return [], []
-    spans = cursor.execute("SELECT id, first_byte, bytes FROM chunks WHERE document = ? ORDER BY id", (row[0],))
-    found = [(chunk, row[1][first : first + count].decode()) for chunk, first, count in spans.fetchall()]
+    spans = cursor.execute(
+        "SELECT id, first_byte, bytes FROM chunks WHERE document = ? ORDER BY id", (row[0],)
+    )
+    found = [
+        (chunk, row[1][first : first + count].decode()) for chunk, first, count in spans.fetchall()
+    ]
     return [chunk for chunk, _ in found], [text for _, text in found]
 
 

@@ -1,8 +1,9 @@
 """The SQLite file under an index: its tables, which files are taken for one, and transactions.
 
-What is in the file is the truth of an index: documents with their texts, chunks as spans of them, vectors. It is in WAL
-mode, so that readers and one writer do not wait for each other and a file is whole whenever a process dies; a power
-failure can take the newest documents, which the next run indexes again.
+What is in the file is the truth of an index: documents with their texts, chunks as spans of them,
+vectors. It is in WAL mode, so that readers and one writer do not wait for each other and a file is
+whole whenever a process dies; a power failure can take the newest documents, which the next run
+indexes again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ __all__ = ["IndexFile", "about", "set_about"]
 _APPLICATION = 0x68726D69
 _VERSION = 3
 _OLD = 2
-"""A version that is brought forward when it is opened: texts, chunks and vectors stay, words are indexed anew."""
+"""A version that is brought forward when it is opened: texts, chunks and vectors stay, words are
+indexed anew.
+"""
 _BUSY_SECONDS = 60.0
 # None: the language is to be found out, and the words are not indexed yet.
 _LANGUAGES = "CREATE INDEX documents_by_language ON documents (language)"
@@ -33,8 +36,9 @@ _TABLES = (
     """CREATE TABLE documents (id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
     revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL, language TEXT)""",
     _LANGUAGES,
-    # Characters for people and citations, bytes for reading a span without the rest of the text. An id is never given
-    # twice: what is ranked outside of this file can then be late, but never wrong.
+    # Characters for people and citations, bytes for reading a span without the rest of the text. An
+    # id is never given twice: what is ranked outside of this file can then be late, but never
+    # wrong.
     """CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents(id),
     start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
     tokens INTEGER NOT NULL)""",
@@ -45,7 +49,12 @@ _TABLES = (
     # The vectors of one document's chunks, whose ids follow each other from `first` on.
     "CREATE TABLE vectors (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
-_FORWARD = ("ALTER TABLE documents ADD COLUMN language TEXT", _LANGUAGES, "DROP TABLE words", _WORDS)
+_FORWARD = (
+    "ALTER TABLE documents ADD COLUMN language TEXT",
+    _LANGUAGES,
+    "DROP TABLE words",
+    _WORDS,
+)
 
 
 class IndexFile:
@@ -55,7 +64,9 @@ class IndexFile:
         self.path = Path(path)
         self._lock = threading.RLock()
         if not create and not self.path.is_file():
-            raise RetrievalError(f"There is no index at {path}.", f"`hrm-agent index DIR --store {path}` makes one.")
+            raise RetrievalError(
+                f"There is no index at {path}.", f"`hrm-agent index DIR --store {path}` makes one."
+            )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
@@ -99,7 +110,9 @@ class IndexFile:
                 raise
 
     def _look(self, create: bool) -> None:
-        """Refuse a file of another program, or of another version, before anything that may write to it is done."""
+        """Refuse a file of another program, or of another version, before anything that may write
+        to it is done.
+        """
         with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection:
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -107,17 +120,21 @@ class IndexFile:
         if not tables and create:
             return
         if application != _APPLICATION:
-            raise RetrievalError(f"{self.path} is not an index of documents.", "Name another file with --store.")
+            raise RetrievalError(
+                f"{self.path} is not an index of documents.", "Name another file with --store."
+            )
         if version not in (_OLD, _VERSION):
             raise RetrievalError(
-                f"The index {self.path} has version {version}; this program knows version {_VERSION}.",
+                f"The index {self.path} has version {version}; this program knows version"
+                f" {_VERSION}.",
                 "Delete it and index its folders again, or name another file with --store.",
             )
 
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        if self._version() == _VERSION:  # asked without a lock: one who only reads does not wait for one who writes
+        # asked without a lock: one who only reads does not wait for one who writes
+        if self._version() == _VERSION:
             return
         with self.transaction() as cursor:
             version = self._version()
@@ -139,9 +156,12 @@ class IndexFile:
             hint = "What was indexed is intact: free some space and index again."
             return RetrievalError(f"The disk that holds {self.path} is full.", hint)
         if "not a database" in str(error):
-            return RetrievalError(f"{self.path} is not an index of documents.", "Name another file with --store.")
+            return RetrievalError(
+                f"{self.path} is not an index of documents.", "Name another file with --store."
+            )
         return RetrievalError(
-            f"The index {self.path} cannot be used: {error}.", "Check that its folder exists and is writable."
+            f"The index {self.path} cannot be used: {error}.",
+            "Check that its folder exists and is writable.",
         )
 
 

@@ -1,17 +1,20 @@
-"""Folders into an index, again and again: what is new or changed is indexed, what is gone is taken out.
+"""Folders into an index, again and again: what is new or changed is indexed, what is gone is taken
+out.
 
-A file is known by the hash of its bytes, of how it was read and of how it was cut; nothing rests on times of change. A
-file that has gone while the same bytes came under another name has been renamed, and nothing is done but that.
-Every file has an outcome, and no file ends the work. What was a document and is now broken, binary or too large is
-taken out, since its text is no longer that of the file; what only could not be opened this time is kept.
+A file is known by the hash of its bytes, of how it was read and of how it was cut; nothing rests on
+times of change. A file that has gone while the same bytes came under another name has been renamed,
+and nothing is done but that. Every file has an outcome, and no file ends the work. What was a
+document and is now broken, binary or too large is taken out, since its text is no longer that of
+the file; what only could not be opened this time is kept.
 
-A link to a file out of the folder, or to one that is left out for its name, is not read, unless links are to be
-followed: whoever may write into a folder could make any file of the machine searchable. Where a file lies is asked of
-the open descriptor, so that a link put in a file's place, or in that of a folder above it, between the look at the
-folder and the reading makes no difference.
+A link to a file out of the folder, or to one that is left out for its name, is not read, unless
+links are to be followed: whoever may write into a folder could make any file of the machine
+searchable. Where a file lies is asked of the open descriptor, so that a link put in a file's place,
+or in that of a folder above it, between the look at the folder and the reading makes no difference.
 
-An index may hold several folders. The files of the first one go by their paths in it; those of a further one begin
-with its label and two slashes (`manuals//setup.md`), which no path inside a folder has.
+An index may hold several folders. The files of the first one go by their paths in it; those of a
+further one begin with its label and two slashes (`manuals//setup.md`), which no path inside a
+folder has.
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ from pathlib import Path
 
 from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, chunk_text
+from hrm_agent.retrieval.chunking.chunker import (
+    DEFAULT_OVERLAP,
+    DEFAULT_SIZE,
+    DEFAULT_STRATEGY,
+    chunk_text,
+)
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.folder_labels import is_of, labelled
 from hrm_agent.retrieval.index.reading import (
@@ -78,7 +86,9 @@ class FileOutcome:
     """One file and its outcome."""
 
     file: str
-    """The file's name in the index: its path in the folder, behind the label of a further folder."""
+    """The file's name in the index: its path in the folder,
+    behind the label of a further folder.
+    """
     done: Done
     """What became of it."""
     why: Why | None = None
@@ -89,7 +99,9 @@ class FileOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How documents are cut: by default Markdown, and HTML whose headings are marked alike, at its headings first."""
+    """How documents are cut: by default Markdown, and HTML whose headings are marked alike, at its
+    headings first.
+    """
 
     strategy: str = DEFAULT_STRATEGY
     """Name of a chunking strategy."""
@@ -102,8 +114,12 @@ class Chunking:
 
     def __call__(self, document: Document) -> Sequence[Chunk]:
         has_headings = document.kind in (DocumentKind.MARKDOWN, DocumentKind.HTML)
-        strategy = "markdown" if has_headings and self.strategy == DEFAULT_STRATEGY else self.strategy
-        chunks = chunk_text(document.text, strategy, self.tokenizer, size=self.size, overlap=self.overlap)
+        strategy = (
+            "markdown" if has_headings and self.strategy == DEFAULT_STRATEGY else self.strategy
+        )
+        chunks = chunk_text(
+            document.text, strategy, self.tokenizer, size=self.size, overlap=self.overlap
+        )
         return [chunk for chunk in chunks if not chunk.text.isspace()]
 
     def check(self) -> None:
@@ -118,7 +134,9 @@ class FolderReport:
     outcomes: list[FileOutcome] = field(default_factory=list[FileOutcome])
     """One for each file, those that are gone included."""
     warnings: list[str] = field(default_factory=list[str])
-    """What a person should look at, though everything was indexed: a tokenizer that does not suit, for one."""
+    """What a person should look at, though everything was indexed: a tokenizer that does not suit,
+    for one.
+    """
 
     def add(self, other: FolderReport) -> None:
         """Take over what was done to another folder."""
@@ -133,8 +151,12 @@ class FolderReport:
 
     @property
     def failed(self) -> list[FileOutcome]:
-        """Files that should have given a text: all that were skipped, but the empty ones and those of other formats."""
-        return [outcome for outcome in self.outcomes if outcome.why in (Why.UNREADABLE, Why.TOO_LARGE)]
+        """Files that should have given a text: all that were skipped, but the empty ones and those
+        of other formats.
+        """
+        return [
+            outcome for outcome in self.outcomes if outcome.why in (Why.UNREADABLE, Why.TOO_LARGE)
+        ]
 
 
 def index_folder(
@@ -148,21 +170,30 @@ def index_folder(
     follow_links: bool = False,
     on_file: Callable[[FileOutcome], None] = lambda outcome: None,
 ) -> FolderReport:
-    """Bring an index to the state of a folder. `files` is what `files_in` found there, with the same `follow_links`.
+    """Bring an index to the state of a folder. `files` is what `files_in` found there, with the
+    same `follow_links`.
 
-    `hidden_text`: HTML with the text that a browser would not show. `follow_links`: files out of the folder are read
-    where links in it lead to them.
+    `hidden_text`: HTML with the text that a browser would not show. `follow_links`: files out of
+    the folder are read where links in it lead to them.
     """
     (chunking := chunking or Chunking()).check()
     label = index.label_of(folder.resolve())
     prefix = labelled(label)
     known = {file: source for file, source in index.sources().items() if is_of(file, label)}
     closed = [
-        prefix + file for file in files if file.endswith("/") and (follow_links or not (folder / file).is_symlink())
+        prefix + file
+        for file in files
+        if file.endswith("/") and (follow_links or not (folder / file).is_symlink())
     ]
-    gone = sorted(file for file in known.keys() - {prefix + file for file in files} if not inside(file, closed))
+    gone = sorted(
+        file
+        for file in known.keys() - {prefix + file for file in files}
+        if not inside(file, closed)
+    )
     by_source = {known[file]: file for file in gone}
-    run = _IndexRun(index, folder, prefix, chunking, max_bytes, hidden_text, follow_links, known, by_source)
+    run = _IndexRun(
+        index, folder, prefix, chunking, max_bytes, hidden_text, follow_links, known, by_source
+    )
     report = FolderReport()
     for file in files:
         report.outcomes.append(run.update_file(file))
@@ -190,7 +221,9 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
     path = str(folder.resolve())
     if path not in paths:
         known = ", ".join(paths) or "none"
-        raise RetrievalError(f"{path} is not a folder of the index {index.path}.", f"Its folders: {known}.")
+        raise RetrievalError(
+            f"{path} is not a folder of the index {index.path}.", f"Its folders: {known}."
+        )
     report = FolderReport()
     for file in sorted(file for file in index.sources() if is_of(file, paths[path])):
         index.remove(file)
@@ -229,16 +262,25 @@ class _IndexRun:
     def update_file(self, path: str) -> FileOutcome:
         """Bring one file up to date, and say what was done."""
         file = self.prefix + path
-        if not file.isprintable():  # a name of other bytes than UTF-8, or one that would break lines
-            return FileOutcome(ascii(file), Done.SKIPPED, Why.UNREADABLE, "its name cannot be shown as it is")
+        # a name of other bytes than UTF-8, or one that would break lines
+        if not file.isprintable():
+            return FileOutcome(
+                ascii(file), Done.SKIPPED, Why.UNREADABLE, "its name cannot be shown as it is"
+            )
         try:
-            return self._index(file, self.folder / path) if not path.endswith("/") else self._closed(file, path)
+            return (
+                self._index(file, self.folder / path)
+                if not path.endswith("/")
+                else self._closed(file, path)
+            )
         except FileNotFoundError:
             self.index.remove(file)
             return FileOutcome(file, Done.REMOVED)
         except OSError as error:
             kept = "; what was indexed of it before is kept" if file in self.known else ""
-            return FileOutcome(file, Done.SKIPPED, Why.UNREADABLE, f"{error.strerror or error}{kept}")
+            return FileOutcome(
+                file, Done.SKIPPED, Why.UNREADABLE, f"{error.strerror or error}{kept}"
+            )
         except NotRead as error:
             self.index.remove(file)
             return FileOutcome(file, Done.SKIPPED, error.why, str(error))
@@ -246,12 +288,20 @@ class _IndexRun:
     def _closed(self, file: str, path: str) -> FileOutcome:
         place = self.folder / path
         if self.follow_links and os.access(place, os.R_OK | os.X_OK):
-            return FileOutcome(file, Done.SKIPPED, Why.LINK, "that folder was looked into by another path")
+            return FileOutcome(
+                file, Done.SKIPPED, Why.LINK, "that folder was looked into by another path"
+            )
         if place.is_symlink():
-            reason = "a link to a folder is not followed: index that folder beside this one, or give --follow-links"
+            reason = (
+                "a link to a folder is not followed: index that folder beside this one, or give"
+                " --follow-links"
+            )
             return FileOutcome(file, Done.SKIPPED, Why.LINK, reason)
         kept = any(known.startswith(file) for known in self.known)
-        reason = f"the folder may not be listed{'; what was indexed of it before is kept' if kept else ''}"
+        reason = (
+            "the folder may not be"
+            f" listed{'; what was indexed of it before is kept' if kept else ''}"
+        )
         return FileOutcome(file, Done.SKIPPED, Why.UNREADABLE, reason)
 
     def _index(self, file: str, path: Path) -> FileOutcome:
@@ -275,7 +325,8 @@ class _IndexRun:
         if path.is_symlink() and not path.exists():
             raise NotRead(Why.LINK, "a link that leads nowhere")
         for _ in range(_READS):
-            if not stat.S_ISREG(path.stat().st_mode):  # asked before it is opened: to open some devices is to act
+            # asked before it is opened: to open some devices is to act
+            if not stat.S_ISREG(path.stat().st_mode):
                 raise NotRead(Why.BINARY, "it is not a regular file")
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
                 about = os.fstat(file.fileno())
@@ -290,25 +341,38 @@ class _IndexRun:
         """Raises `NotRead` for an open file that does not belong to the folder."""
         place = _place_of(path, descriptor, about)
         if not (self.follow_links or place.is_relative_to(self._root)):
-            raise NotRead(Why.LINK, "a link out of the folder is not followed; --follow-links reads it")
-        if not self.follow_links and any(part.startswith(".") for part in place.relative_to(self._root).parts):
-            raise NotRead(Why.LINK, "a link to what begins with a dot is not followed; --follow-links reads it")
+            raise NotRead(
+                Why.LINK, "a link out of the folder is not followed; --follow-links reads it"
+            )
+        if not self.follow_links and any(
+            part.startswith(".") for part in place.relative_to(self._root).parts
+        ):
+            raise NotRead(
+                Why.LINK,
+                "a link to what begins with a dot is not followed; --follow-links reads it",
+            )
         if not stat.S_ISREG(about.st_mode):
             raise NotRead(Why.BINARY, "it is not a regular file")
         if self._is_ours(place):
             raise NotRead(Why.BINARY, "it belongs to the index")
         if about.st_size > self.max_bytes:
-            raise NotRead(Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read")
+            raise NotRead(
+                Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read"
+            )
 
     @cached_property
     def _root(self) -> Path:
         return self.folder.resolve()
 
     def _is_ours(self, path: Path) -> bool:
-        """The index may lie in the folder that it indexes, with what SQLite and tantivy have beside it."""
+        """The index may lie in the folder that it indexes, with what SQLite and tantivy have beside
+        it.
+        """
         mine = self.index.path.resolve()
         folder = Path(f"{mine}.tantivy")
-        return path in [Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")] or path.is_relative_to(folder)
+        return path in [
+            Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")
+        ] or path.is_relative_to(folder)
 
 
 def _place_of(path: Path, descriptor: int, about: os.stat_result) -> Path:

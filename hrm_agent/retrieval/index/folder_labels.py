@@ -1,7 +1,7 @@
 """The folders of an index, and what begins the names of their files.
 
-The first folder has an empty label, and its files go by their paths in it. Those of a further one begin with its label
-and two slashes, which no path inside a folder has.
+The first folder has an empty label, and its files go by their paths in it. Those of a further one
+begin with its label and two slashes, which no path inside a folder has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def label_of(cursor: sqlite3.Cursor, folder: Path) -> str:
         if folder.is_relative_to(path) or Path(path).is_relative_to(folder):
             raise RetrievalError(
                 f"{folder} and {path}, which is in this index already, have files in common.",
-                "Index the outer one alone: --remove takes a folder out of an index; --store names another index.",
+                "Index the outer one alone: --remove takes a folder out of an index; --store names"
+                " another index.",
             )
     name = folder.name or "root"
     names = ["", name, *(f"{name}-{number}" for number in range(2, len(known) + 3))]

@@ -15,7 +15,9 @@ Mode = Literal["words", "vectors", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 _CONSTANT = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): how little the first places stand out."""
+"""Of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): how little the first places stand
+out.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class Hit:
     text: str
     """`document[start:end]`, to the character."""
     score: float
-    """BM25, cosine, or the sum of reciprocal ranks; larger is better, and comparable within one answer only."""
+    """BM25, cosine, or the sum of reciprocal ranks; larger is better, and comparable within one
+    answer only.
+    """
     revision: str
     """Hash of the document's text: the span holds in this text."""
     words_rank: int | None = None
@@ -60,11 +64,22 @@ class Placed:
 
 def fused(words: Ranked | None, vectors: Ranked | None) -> Sequence[Placed]:
     """Both rankings as one, by reciprocal ranks; one of them as it is where the other is None."""
-    places = [{chunk: rank for rank, (chunk, _) in enumerate(ranked or (), start=1)} for ranked in (words, vectors)]
+    places = [
+        {chunk: rank for rank, (chunk, _) in enumerate(ranked or (), start=1)}
+        for ranked in (words, vectors)
+    ]
     if words is None or vectors is None:
         scores = dict(words or vectors or ())
     else:
         chunks = places[0].keys() | places[1].keys()
-        scores = {chunk: sum(1 / (_CONSTANT + of[chunk]) for of in places if chunk in of) for chunk in chunks}
-    placed = [Placed(chunk, score, places[0].get(chunk), places[1].get(chunk)) for chunk, score in scores.items()]
-    return sorted(placed, key=lambda one: (-one.score, one.words_rank or one.vectors_rank or 0, one.chunk))
+        scores = {
+            chunk: sum(1 / (_CONSTANT + of[chunk]) for of in places if chunk in of)
+            for chunk in chunks
+        }
+    placed = [
+        Placed(chunk, score, places[0].get(chunk), places[1].get(chunk))
+        for chunk, score in scores.items()
+    ]
+    return sorted(
+        placed, key=lambda one: (-one.score, one.words_rank or one.vectors_rank or 0, one.chunk)
+    )

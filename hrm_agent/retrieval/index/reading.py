@@ -1,12 +1,13 @@
 """From a file to the one text that is indexed, quoted and checked: plain text, Markdown, HTML, PDF.
 
-Text and Markdown are taken as they are, character for character, so that a span of the index is a span of the file.
-HTML and PDF have no such text; libraries make one, and it is stored, since a citation is checked against what was
-shown. What an HTML page hides from its readers is left out, unless it is asked for. A file that gives no text is an
-outcome with its reason, and the next file is read.
+Text and Markdown are taken as they are, character for character, so that a span of the index is a
+span of the file. HTML and PDF have no such text; libraries make one, and it is stored, since a
+citation is checked against what was shown. What an HTML page hides from its readers is left out,
+unless it is asked for. A file that gives no text is an outcome with its reason, and the next file
+is read.
 
-What a file is decides its content before its name: `%PDF-` begins a PDF whatever it is called, and a NUL byte in what
-is not UTF-16 makes a file binary.
+What a file is decides its content before its name: `%PDF-` begins a PDF whatever it is called, and
+a NUL byte in what is not UTF-16 makes a file binary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from typing import Any
 from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import to_install
 
-__all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "is_html", "read_document"]
+__all__ = [
+    "MAX_BYTES",
+    "READER",
+    "Document",
+    "DocumentKind",
+    "NotRead",
+    "Why",
+    "is_html",
+    "read_document",
+]
 
 MAX_BYTES = 32 * 2**20
 """Largest file that is read, and the largest text that is made of one (UTF-8)."""
@@ -100,23 +110,39 @@ def is_html(name: str) -> bool:
     return _KINDS.get(Path(name).suffix.lower()) is DocumentKind.HTML
 
 
-def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_text: bool = False) -> Document:
-    """The text of a file's bytes. `hidden_text`: that of HTML which a browser would not show, too. Raises `NotRead`."""
-    kind = DocumentKind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), DocumentKind.TEXT)
-    read = _hidden_html if hidden_text and kind is DocumentKind.HTML else _READERS.get(kind, _decoded)
+def read_document(
+    name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_text: bool = False
+) -> Document:
+    """The text of a file's bytes. `hidden_text`: that of HTML which a browser would not show, too.
+    Raises `NotRead`.
+    """
+    kind = (
+        DocumentKind.PDF
+        if data.startswith(b"%PDF-")
+        else _KINDS.get(Path(name).suffix.lower(), DocumentKind.TEXT)
+    )
+    read = (
+        _hidden_html if hidden_text and kind is DocumentKind.HTML else _READERS.get(kind, _decoded)
+    )
     try:
         text = replace_surrogates(read(data))
     except NotRead:
         raise
     except ImportError as error:
         raise NotRead(
-            Why.UNREADABLE, f"{kind} needs the package {error.name}: install it with `{to_install('retrieval')}`"
+            Why.UNREADABLE,
+            f"{kind} needs the package {error.name}: install it with `{to_install('retrieval')}`",
         ) from error
     except Exception as error:  # a library met something that it does not know
         raise NotRead(Why.UNREADABLE, f"{type(error).__name__}: {error}") from error
     if not text.strip():
         raise NotRead(
-            Why.EMPTY, "no text on its pages: it may be a scan" if kind is DocumentKind.PDF else "no text in it"
+            Why.EMPTY,
+            (
+                "no text on its pages: it may be a scan"
+                if kind is DocumentKind.PDF
+                else "no text in it"
+            ),
         )
     if len(text) > max_bytes // 4 and len(text.encode()) > max_bytes:
         raise NotRead(Why.TOO_LARGE, f"its text is over {max_bytes:,} bytes")
@@ -173,7 +199,11 @@ def _pages(data: bytes) -> str:
         pdf = PdfDocument(data)
     except PdfiumError as error:
         locked = "assword" in str(error)
-        reason = "it is encrypted: save it without its password" if locked else f"it is damaged, or not a PDF: {error}"
+        reason = (
+            "it is encrypted: save it without its password"
+            if locked
+            else f"it is damaged, or not a PDF: {error}"
+        )
         raise NotRead(Why.UNREADABLE, reason) from error
     try:
         return "\f".join(_page(pdf, number) for number in range(len(pdf)))
@@ -192,4 +222,7 @@ def _page(pdf: Any, number: int) -> str:
         page.close()
 
 
-_READERS: dict[DocumentKind, Callable[[bytes], str]] = {DocumentKind.HTML: _html, DocumentKind.PDF: _pdf}
+_READERS: dict[DocumentKind, Callable[[bytes], str]] = {
+    DocumentKind.HTML: _html,
+    DocumentKind.PDF: _pdf,
+}

@@ -1,4 +1,6 @@
-"""The index as LangChain's retriever: for chains, tools (`create_retriever_tool`) and evaluations that take one."""
+"""The index as LangChain's retriever: for chains, tools (`create_retriever_tool`) and evaluations
+that take one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["IndexRetriever"]
 
 
 class IndexRetriever(BaseRetriever):
-    """The best chunks of an index. `metadata`: file, start, end, revision, for `resolve`; page, score, ranks."""
+    """The best chunks of an index. `metadata`: file, start, end, revision, for `resolve`; page,
+    score, ranks.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -25,7 +29,9 @@ class IndexRetriever(BaseRetriever):
     mode: Mode = "words"
     """How chunks are ranked: by `words`, `vectors`, or `hybrid`."""
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
+    ) -> list[Document]:
         return [_document(hit) for hit in self.index.search(query, self.k, self.mode)]
 
 

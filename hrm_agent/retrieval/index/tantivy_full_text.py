@@ -1,16 +1,19 @@
-"""Ranking by tantivy, for indexes that FTS5 is slow for: a folder beside the index file, `FILE.tantivy`.
+"""Ranking by tantivy, for indexes that FTS5 is slow for: a folder beside the index file,
+`FILE.tantivy`.
 
-SQLite stays the truth. A transaction that stores or removes chunks also puts their ids on a list, `unwritten`; what is
-on the list is later brought into tantivy in one commit, and then taken off. Each id is written as *remove it, then add
-it if the index has it*, so that writing it twice changes nothing. Death at any moment leaves the list as long as it has
-to be, and the next process that opens the index works it off.
+SQLite stays the truth. A transaction that stores or removes chunks also puts their ids on a list,
+`unwritten`; what is on the list is later brought into tantivy in one commit, and then taken off.
+Each id is written as *remove it, then add it if the index has it*, so that writing it twice changes
+nothing. Death at any moment leaves the list as long as it has to be, and the next process that
+opens the index works it off.
 
-That tantivy's folder belongs to this state of the file is told by a mark, a document with a random word. The word is on
-record in the file before tantivy commits it, as the next one, and again after it, as the last one. A folder with
-another mark is from elsewhere, from a backup of one of the two, say: it is filled again from the file, like one that is
-missing or cannot be read.
+That tantivy's folder belongs to this state of the file is told by a mark, a document with a random
+word. The word is on record in the file before tantivy commits it, as the next one, and again after
+it, as the last one. A folder with another mark is from elsewhere, from a backup of one of the two,
+say: it is filled again from the file, like one that is missing or cannot be read.
 
-A process sees what it wrote itself at once. Of what another process is writing it sees whole batches.
+A process sees what it wrote itself at once. Of what another process is writing it sees whole
+batches.
 """
 
 from __future__ import annotations
@@ -57,10 +60,14 @@ class Tantivy:
 
     def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
         del language  # it is on record, and the words are read from there
-        cursor.executemany("INSERT OR IGNORE INTO unwritten VALUES (?)", [(chunk,) for chunk, _ in chunks])
+        cursor.executemany(
+            "INSERT OR IGNORE INTO unwritten VALUES (?)", [(chunk,) for chunk, _ in chunks]
+        )
         self._unwritten += len(chunks)
 
-    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+    def remove(
+        self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str
+    ) -> None:
         self.add(cursor, chunks, language)
 
     def commit(self) -> None:
@@ -81,7 +88,10 @@ class Tantivy:
         try:
             self._index.reload()
             searcher = self._index.searcher()
-            found = [(searcher.doc(place)["chunk"][0], score) for score, place in searcher.search(query, k).hits]
+            found = [
+                (searcher.doc(place)["chunk"][0], score)
+                for score, place in searcher.search(query, k).hits
+            ]
         except (ValueError, OSError) as error:
             raise self._broken(error) from error
         return sorted(found, key=lambda one: (-one[1], one[0]))
@@ -103,12 +113,18 @@ class Tantivy:
         """One of the phrases, by BM25; None where the question has no word."""
         query, schema = self._library.Query, self._index.schema
         parts = [
-            query.phrase_query(schema, "text", list(terms))
-            if len(terms) > 1
-            else query.term_query(schema, "text", "".join(terms))
+            (
+                query.phrase_query(schema, "text", list(terms))
+                if len(terms) > 1
+                else query.term_query(schema, "text", "".join(terms))
+            )
             for terms in phrases_of(question, languages)
         ]
-        return query.boolean_query([(self._library.Occur.Should, part) for part in parts]) if parts else None
+        return (
+            query.boolean_query([(self._library.Occur.Should, part) for part in parts])
+            if parts
+            else None
+        )
 
     def _write(self) -> None:
         """Work off the list, or fill the folder again if it is not that of the file."""
@@ -131,7 +147,10 @@ class Tantivy:
         mark = _LAYOUT + secrets.token_hex(8)
         with self._file.transaction() as cursor:
             self._index.reload()
-            held = next(filter(self._is_marked, (about(cursor, "tantivy"), about(cursor, "tantivy next"))), None)
+            held = next(
+                filter(self._is_marked, (about(cursor, "tantivy"), about(cursor, "tantivy next"))),
+                None,
+            )
             set_about(cursor, "tantivy", held)
             set_about(cursor, "tantivy next", mark)
         with self._file.transaction() as cursor:
@@ -143,9 +162,12 @@ class Tantivy:
         self._index.reload()
         return True
 
-    def _commit(self, mark: str, texts: Iterable[tuple[int, str | None, str]], *, fresh: bool) -> None:
+    def _commit(
+        self, mark: str, texts: Iterable[tuple[int, str | None, str]], *, fresh: bool
+    ) -> None:
         writer = self._index.writer(_HEAP, 1)
-        writer.garbage_collect_files()  # what a process that died has left stands in the way of the next commit
+        # what a process that died has left stands in the way of the next commit
+        writer.garbage_collect_files()
         if fresh:
             writer.delete_all_documents()
         for chunk, text, language in texts:
@@ -159,7 +181,9 @@ class Tantivy:
         writer.wait_merging_threads()
 
     def _broken(self, error: Exception) -> RetrievalError:
-        hint = "If there is space on the disk, delete that folder: it is filled again from the index."
+        hint = (
+            "If there is space on the disk, delete that folder: it is filled again from the index."
+        )
         return RetrievalError(f"tantivy cannot use {self.folder}: {error}.", hint)
 
     def _document(self, chunk: int, **values: str) -> Any:
@@ -181,7 +205,11 @@ class Tantivy:
         try:
             with self._file.reading() as cursor:
                 last = about(cursor, "tantivy") or ""
-            if not fresh and last.startswith(_LAYOUT) and self._library.Index.exists(str(self.folder)):
+            if (
+                not fresh
+                and last.startswith(_LAYOUT)
+                and self._library.Index.exists(str(self.folder))
+            ):
                 return self._ready(self._library.Index.open(str(self.folder)))
         except ValueError:  # what tantivy raises for a folder that it cannot read
             pass
@@ -205,7 +233,9 @@ def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, s
     """Chunks to write with their texts and languages; no text for one that is gone."""
     of = "chunks c" if everything else "unwritten u LEFT JOIN chunks c ON c.id = u.chunk"
     chunk = "c.id" if everything else "u.chunk"
-    rows = cursor.execute(f"SELECT {chunk}, document, first_byte, bytes FROM {of} ORDER BY document, 1").fetchall()
+    rows = cursor.execute(
+        f"SELECT {chunk}, document, first_byte, bytes FROM {of} ORDER BY document, 1"
+    ).fetchall()
     text, language, of_document = b"", "", None
     for number, document, first, count in rows:
         if document is None:
@@ -228,7 +258,9 @@ def delete_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").exists()):
-        raise RetrievalError(f"{folder} is not a tantivy folder.", "Move it away, or name another --store.")
+        raise RetrievalError(
+            f"{folder} is not a tantivy folder.", "Move it away, or name another --store."
+        )
     shutil.rmtree(folder)
 
 
@@ -245,5 +277,7 @@ def library() -> Any:
         import tantivy
     except ImportError as error:
         hint = f"Run `{to_install('tantivy')}`, or index with `--engine fts5`."
-        raise ConfigError("This index is ranked by tantivy, which is not installed.", hint) from error
+        raise ConfigError(
+            "This index is ranked by tantivy, which is not installed.", hint
+        ) from error
     return tantivy

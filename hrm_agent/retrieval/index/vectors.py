@@ -1,11 +1,13 @@
 """Vectors beside the chunks, and exact search in one matrix.
 
-Each document's rows are one blob of float16, written in the transaction that writes its chunks. For search all rows are
-held in memory as float32 (50,000 of 256 numbers are 51 MB) and multiplied with the question's: no graph to build, to
-keep up to date or to be wrong, and some milliseconds at this size. What is new since the last question is read after
-it; a row whose chunk has gone stays in the matrix and is passed over.
+Each document's rows are one blob of float16, written in the transaction that writes its chunks. For
+search all rows are held in memory as float32 (50,000 of 256 numbers are 51 MB) and multiplied with
+the question's: no graph to build, to keep up to date or to be wrong, and some milliseconds at this
+size. What is new since the last question is read after it; a row whose chunk has gone stays in the
+matrix and is passed over.
 
-Vectors of different embeddings have nothing to say to each other, so their name and length are on record.
+Vectors of different embeddings have nothing to say to each other, so their name and length are on
+record.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ __all__ = ["VectorTable"]
 Rows = NDArray[np.float32]
 """One row per chunk, of unit length."""
 _MOST_BLOCKS = 32
-"""Reads of what is new, after which everything is read again, without the rows whose chunks have gone."""
+"""Reads of what is new, after which everything is read again, without the rows whose chunks have
+gone.
+"""
 
 
 @dataclass
@@ -64,7 +68,8 @@ class VectorTable:
         elif recorded != self.name:
             raise RetrievalError(
                 f"The vectors of this index were made with {recorded!r}, not with {self.name!r}.",
-                "Use the same embeddings; `hrm-agent index DIR --vectors none` removes the vectors, for new ones.",
+                "Use the same embeddings; `hrm-agent index DIR --vectors none` removes the vectors,"
+                " for new ones.",
             )
 
     @staticmethod
@@ -84,11 +89,16 @@ class VectorTable:
         return vectors_of(self.embeddings, texts)
 
     def add(self, cursor: sqlite3.Cursor, first: int, rows: Rows, *, late: bool = False) -> None:
-        """Store the rows of chunks `first`, `first + 1` and so on. `late`: the chunks were there before."""
+        """Store the rows of chunks `first`, `first + 1` and so on. `late`: the chunks were there
+        before.
+        """
         if not len(rows) or about(cursor, "embeddings") != self.name:  # taken out meanwhile
             return
         self._check(cursor, rows.shape[1])
-        cursor.execute("INSERT INTO vectors (first, data) VALUES (?, ?)", (first, rows.astype(np.float16).tobytes()))
+        cursor.execute(
+            "INSERT INTO vectors (first, data) VALUES (?, ?)",
+            (first, rows.astype(np.float16).tobytes()),
+        )
         if late:
             set_about(cursor, "epoch", secrets.token_hex(8))
 
@@ -115,12 +125,16 @@ class VectorTable:
             row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
         except Exception as error:  # theirs, or that of the service behind them
             hint = "Fix the embeddings, or search by words."
-            raise RetrievalError(f"{self.name} failed: {type(error).__name__}: {error}.", hint) from error
+            raise RetrievalError(
+                f"{self.name} failed: {type(error).__name__}: {error}.", hint
+            ) from error
         return unit(row)[0]
 
     @staticmethod
     def problems(cursor: sqlite3.Cursor) -> list[str]:
-        left = cursor.execute("SELECT count(*) FROM vectors WHERE first NOT IN (SELECT id FROM chunks)").fetchone()[0]
+        left = cursor.execute(
+            "SELECT count(*) FROM vectors WHERE first NOT IN (SELECT id FROM chunks)"
+        ).fetchone()[0]
         return [f"vectors of {left} documents that are gone"] if left else []
 
     def _check(self, cursor: sqlite3.Cursor, length: int) -> None:
@@ -144,6 +158,8 @@ class VectorTable:
         length = int(about(cursor, "dimension") or 0)
         rows = [np.frombuffer(data, dtype=np.float16).reshape(-1, length) for _, data in new]
         self._blocks.append(np.concatenate(rows).astype(np.float32))
-        places = [np.arange(first, first + len(row)) for (first, _), row in zip(new, rows, strict=True)]
+        places = [
+            np.arange(first, first + len(row)) for (first, _), row in zip(new, rows, strict=True)
+        ]
         self._ids.append(np.concatenate(places))
         self._seen = (epoch, new[-1][0])

@@ -28,9 +28,9 @@ _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     """Paths inside a folder, with forward slashes, in the order of their names.
 
-    What begins with a dot is left out. A path that ends in a slash is a folder that was not looked into: one that may
-    not be listed, or a link, which could lead in a circle or to the whole disk. `follow_links`: links to
-    folders are looked into, each folder once however many ways lead to it.
+    What begins with a dot is left out. A path that ends in a slash is a folder that was not looked
+    into: one that may not be listed, or a link, which could lead in a circle or to the whole disk.
+    `follow_links`: links to folders are looked into, each folder once however many ways lead to it.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -48,10 +48,14 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
         new = [name for name in links if follow_links and _is_new(Path(place, name), seen)]
         followed += [f"{Path(place, name)}/" for name in new]
         folders[:] = [name for name in folders if name not in links or name in new]
-        found += [_path(Path(place, name), folder) for name in sorted(names) if not name.startswith(".")]
+        found += [
+            _path(Path(place, name), folder) for name in sorted(names) if not name.startswith(".")
+        ]
         closed.extend(_path(Path(place, name), folder) for name in links if name not in new)
     if "." in closed:
-        raise RetrievalError(f"The folder {folder} may not be listed; the index was left as it is.", _HINT)
+        raise RetrievalError(
+            f"The folder {folder} may not be listed; the index was left as it is.", _HINT
+        )
     if not found and not closed:
         raise RetrievalError(f"There is no file in {folder}; the index was left as it is.", _HINT)
     return [*found, *(f"{path}/" for path in closed)]

@@ -1,16 +1,19 @@
 """What a chunk is measured in.
 
-A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids appear only where
-vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three rules hold for all of them:
+A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids
+appear only where vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three
+rules hold for all of them:
 
-* Offsets are character positions in the text that was handed in, whatever the tokenizer did to it inside (lower case,
-  Unicode normalisation, bytes). A character that takes several tokens is named by each of them.
-* Offsets cover the text: what a tokenizer drops, white space mostly, belongs to the token after it, or to the last one.
+* Offsets are character positions in the text that was handed in, whatever the tokenizer did to it
+  inside (lower case, Unicode normalisation, bytes). A character that takes several tokens is named
+  by each of them.
+* Offsets cover the text: what a tokenizer drops, white space mostly, belongs to the token after it,
+  or to the last one.
 * A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
 
-Text comes as a Python string, which may hold lone surrogates. They are no characters and no library takes them, so
-they are refused here, once; `hrm_agent.basics.unicode.replace_surrogates` puts U+FFFD in their places and leaves every
-position as it was.
+Text comes as a Python string, which may hold lone surrogates. They are no characters and no library
+takes them, so they are refused here, once; `hrm_agent.basics.unicode.replace_surrogates` puts
+U+FFFD in their places and leaves every position as it was.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Tokenizer(Protocol):
     def local(self) -> bool:
         """True if no token reaches over a space between a letter or a digit and a letter.
 
-        Then a long text may be counted by its parts. Where this is not known it is False, and costs time only.
+        Then a long text may be counted by its parts. Where this is not known it is False, and costs
+        time only.
         """
         ...
 
@@ -63,7 +67,9 @@ class Tokenizer(Protocol):
         ...
 
     def offsets(self, text: str) -> Offsets:
-        """Where the tokens lie: as many rows as `count` says, covering `text` from its first character to its last."""
+        """Where the tokens lie: as many rows as `count` says, covering `text` from its first
+        character to its last.
+        """
         ...
 
 
@@ -78,7 +84,9 @@ class Encoded:
     unknown: int
     """Tokens that stand for what the vocabulary lacks."""
     spelled: int
-    """Tokens that are bytes, or that hold a part of a character only: what a vocabulary has no token for, spelled."""
+    """Tokens that are bytes, or that hold a part of a character only: what a vocabulary has no
+    token for, spelled.
+    """
 
 
 @runtime_checkable
@@ -98,15 +106,18 @@ def checked(text: str) -> str:
     if place is None:
         return text
     raise HrmError(
-        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is not valid Unicode.",
-        "Put `hrm_agent.basics.unicode.replace_surrogates(text)` in its place, which keeps every position.",
+        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is not"
+        " valid Unicode.",
+        "Put `hrm_agent.basics.unicode.replace_surrogates(text)` in its place, which keeps every"
+        " position.",
     )
 
 
 def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
     """Rows (start, end) that leave no character out, from tokens in order that may.
 
-    A gap goes to the token after it; so does an empty token, which is a part of the character that follows.
+    A gap goes to the token after it; so does an empty token, which is a part of the character that
+    follows.
     """
     if not len(starts):
         return np.zeros((0, 2), dtype=np.int64)
@@ -117,7 +128,9 @@ def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
 
 
 def spelling(rows: Offsets, is_byte: NDArray[np.bool_] | None = None) -> int:
-    """`Encoded.spelled`: tokens that share a character with a neighbour, and those that are known to be bytes."""
+    """`Encoded.spelled`: tokens that share a character with a neighbour, and those that are known
+    to be bytes.
+    """
     shared = rows[1:, 0] < rows[:-1, 1]
     spelled = np.append(shared, False) | np.insert(shared, 0, False)
     if is_byte is not None and len(rows):

@@ -1,7 +1,7 @@
 """tiktoken's byte pairs behind our interface, without its download.
 
-The library fetches a vocabulary when it is first asked for one, with no limit of time, and again when the file that it
-finds is damaged. Here a file is looked at before the library is asked.
+The library fetches a vocabulary when it is first asked for one, with no limit of time, and again
+when the file that it finds is damaged. Here a file is looked at before the library is asked.
 """
 
 from __future__ import annotations
@@ -42,29 +42,40 @@ _CONTENTS = {
 }
 """File -> SHA-256."""
 _DESERT = 100_000
-"""Characters of white space. From some 300,000 on the library gives up: its expressions look back over all of them."""
+"""Characters of white space. From some 300,000 on the library gives up: its expressions look back
+over all of them.
+"""
 _VISIBLE = re.compile(r"\S")
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""What GPT-2 splits a text into before it looks for byte pairs, and the tokenizers library's `ByteLevel` too."""
+"""What GPT-2 splits a text into before it looks for byte pairs, and the tokenizers library's
+`ByteLevel` too.
+"""
 
 
 class Tiktoken:
-    """A byte-pair encoding of tiktoken: one of its own by name, or a file of ranks, split as GPT-2 splits."""
+    """A byte-pair encoding of tiktoken: one of its own by name, or a file of ranks, split as GPT-2
+    splits.
+    """
 
     local = True
 
     def __init__(self, source: str) -> None:
-        """`source`: a name such as `cl100k_base`, or a file `*.tiktoken` as `train_tokenizer` writes it."""
+        """`source`: a name such as `cl100k_base`, or a file `*.tiktoken` as `train_tokenizer`
+        writes it.
+        """
         library = require("tiktoken")
         self.name = f"tiktoken:{source}"
         path = Path(source)
         if path.suffix == ".tiktoken":
             ranks = _read_ranks(path)
-            self._encoding: Any = library.Encoding(path.stem, pat_str=_GPT2, mergeable_ranks=ranks, special_tokens={})
+            self._encoding: Any = library.Encoding(
+                path.stem, pat_str=_GPT2, mergeable_ranks=ranks, special_tokens={}
+            )
         else:
             _require_on_disk(source)
             self._encoding = library.get_encoding(source)
-        self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)  # in bytes; 0: not yet looked up
+        # in bytes; 0: not yet looked up
+        self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)
 
     @property
     def native(self) -> Any:
@@ -92,15 +103,18 @@ class Tiktoken:
 
     def _ids(self, text: str) -> NDArray[np.uint32]:
         parts = [
-            self._encoding.encode_to_numpy(part, disallowed_special=()) for part in _without_deserts(checked(text))
+            self._encoding.encode_to_numpy(part, disallowed_special=())
+            for part in _without_deserts(checked(text))
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _without_deserts(text: str) -> list[str]:
-    """A text in parts, cut where a run of white space is longer than the library's expressions can take.
+    """A text in parts, cut where a run of white space is longer than the library's expressions can
+    take.
 
-    Only the run decides where it is cut, so that a text counts the same as its parts do (`Tokenizer.local`).
+    Only the run decides where it is cut, so that a text counts the same as its parts do
+    (`Tokenizer.local`).
     """
     cuts, done = [0], 0
     for at in range(0, len(text) - _DESERT + 1, _DESERT):
@@ -114,11 +128,17 @@ def _without_deserts(text: str) -> list[str]:
 
 def encodings_on_disk() -> list[str]:
     """Names of tiktoken's own encodings that need no download."""
-    return [encoding for encoding in _FILES if (file := _cached(encoding)) is not None and file.is_file()]
+    return [
+        encoding
+        for encoding in _FILES
+        if (file := _cached(encoding)) is not None and file.is_file()
+    ]
 
 
 def _cached(encoding: str) -> Path | None:
-    """Where tiktoken looks for a vocabulary; None if TIKTOKEN_CACHE_DIR is empty: then it asks the network only."""
+    """Where tiktoken looks for a vocabulary; None if TIKTOKEN_CACHE_DIR is empty: then it asks the
+    network only.
+    """
     chosen = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     if chosen == "":
         return None
@@ -131,14 +151,20 @@ def _require_on_disk(encoding: str) -> None:
     if encoding not in _FILES:
         known = f"Known: {', '.join(_FILES)}, or a file FILE.tiktoken."
         raise ConfigError(
-            f"There is no tiktoken encoding {encoding!r}.", f"{nearest(encoding, _FILES)} {known}".strip()
+            f"There is no tiktoken encoding {encoding!r}.",
+            f"{nearest(encoding, _FILES)} {known}".strip(),
         )
     file = _cached(encoding)
-    fetch = f"TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; tiktoken.get_encoding('{encoding}')\""
+    fetch = (
+        'TIKTOKEN_CACHE_DIR=FOLDER python -c "import tiktoken;'
+        f" tiktoken.get_encoding('{encoding}')\""
+    )
     if file is None or not file.is_file():
         raise ConfigError(
-            f"The vocabulary of {encoding!r} is not on disk ({file or 'TIKTOKEN_CACHE_DIR is empty'}).",
-            f"Run `{fetch}` where there is a network, and set TIKTOKEN_CACHE_DIR to that folder; or use `pieces`.",
+            f"The vocabulary of {encoding!r} is not on disk"
+            f" ({file or 'TIKTOKEN_CACHE_DIR is empty'}).",
+            f"Run `{fetch}` where there is a network, and set TIKTOKEN_CACHE_DIR to that folder; or"
+            " use `pieces`.",
         )
     if hashlib.sha256(_bytes(file)).hexdigest() != _CONTENTS[_FILES[encoding]]:
         raise ConfigError(
@@ -151,7 +177,9 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Name a file that can.") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.", "Name a file that can."
+        ) from error
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
@@ -165,9 +193,15 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         pairs = [line.split() for line in _bytes(path).splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except ValueError as error:
-        raise ConfigError(f"{path} is not a tiktoken file: {error}.", "Name another file.") from error
-    if len(set(ranks.values())) < len(pairs) or any(bytes([byte]) not in ranks for byte in range(256)):
-        raise ConfigError(f"{path} is not a whole vocabulary: bytes or ranks are missing.", "Name another file.")
+        raise ConfigError(
+            f"{path} is not a tiktoken file: {error}.", "Name another file."
+        ) from error
+    if len(set(ranks.values())) < len(pairs) or any(
+        bytes([byte]) not in ranks for byte in range(256)
+    ):
+        raise ConfigError(
+            f"{path} is not a whole vocabulary: bytes or ranks are missing.", "Name another file."
+        )
     return ranks
 
 

@@ -1,9 +1,9 @@
 """The vocabularies of two libraries behind our interface: tokenizers and sentencepiece.
 
-They are opened from disk only; none may start a download in the middle of indexing. What each does by itself
-and is undone here: a tokenizer.json may cap its counts (truncation) or fill them up (padding) without a word, and
-the spelling of a control token in a text is parsed or raises. Counting and offsets are the same call, so that they
-cannot disagree.
+They are opened from disk only; none may start a download in the middle of indexing. What each does
+by itself and is undone here: a tokenizer.json may cap its counts (truncation) or fill them up
+(padding) without a word, and the spelling of a control token in a text is parsed or raises.
+Counting and offsets are the same call, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def require(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed.", f"Run `{to_install('tokenizers')}`.") from error
+        raise ConfigError(
+            f"{name} is not installed.", f"Run `{to_install('tokenizers')}`."
+        ) from error
 
 
 class HuggingFace:
@@ -45,14 +47,20 @@ class HuggingFace:
         try:
             self._tokenizer: Any = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"{path} is not a tokenizer.json: {error}.", "Name another file.") from error
+            raise ConfigError(
+                f"{path} is not a tokenizer.json: {error}.", "Name another file."
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         described = json.loads(self._tokenizer.to_str())
         self.local = _is_local(described)
         self._unknown = _unknown_id(self._tokenizer, described["model"])
-        self._bytes = [i for byte in range(256) if (i := self._tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
+        self._bytes = [
+            i
+            for byte in range(256)
+            if (i := self._tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None
+        ]
 
     @property
     def native(self) -> Any:
@@ -69,7 +77,9 @@ class HuggingFace:
         found = self._encode(text)
         ids, rows = found.ids, _tiled(found.offsets, text)
         unknown = 0 if self._unknown is None else ids.count(self._unknown)
-        return Encoded(ids, rows, unknown, spelling(rows, np.isin(ids, self._bytes) if self._bytes else None))
+        return Encoded(
+            ids, rows, unknown, spelling(rows, np.isin(ids, self._bytes) if self._bytes else None)
+        )
 
     def decoded(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -89,9 +99,13 @@ class SentencePiece:
         try:
             self._processor: Any = library.SentencePieceProcessor(model_file=file)
         except (OSError, RuntimeError) as error:
-            raise ConfigError(f"{file} is not a sentencepiece model: {error}.", "Name another file.") from error
+            raise ConfigError(
+                f"{file} is not a sentencepiece model: {error}.", "Name another file."
+            ) from error
 
-        self._bytes = [i for i in range(self._processor.get_piece_size()) if self._processor.is_byte(i)]
+        self._bytes = [
+            i for i in range(self._processor.get_piece_size()) if self._processor.is_byte(i)
+        ]
 
     def count(self, text: str) -> int:
         return len(self._processor.encode(checked(text)))
@@ -102,7 +116,12 @@ class SentencePiece:
     def encoded(self, text: str) -> Encoded:
         found = self._encode(text)
         ids, rows = found["ids"], _tiled(found["offsets"], text)
-        return Encoded(ids, rows, ids.count(self._processor.unk_id()), spelling(rows, np.isin(ids, self._bytes)))
+        return Encoded(
+            ids,
+            rows,
+            ids.count(self._processor.unk_id()),
+            spelling(rows, np.isin(ids, self._bytes)),
+        )
 
     def decoded(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
@@ -117,23 +136,36 @@ def _tokenizer_file(source: str) -> Path:
         path /= "tokenizer.json"
     if path.is_file():
         return path
-    cached = require("huggingface_hub").try_to_load_from_cache(source, "tokenizer.json") if _is_name(source) else None
+    cached = (
+        require("huggingface_hub").try_to_load_from_cache(source, "tokenizer.json")
+        if _is_name(source)
+        else None
+    )
     if isinstance(cached, str):
         return Path(cached)
     raise ConfigError(
         f"There is no tokenizer file {source!r}, and no model of this name in the local cache.",
-        f"Where there is a network, run `hf download {source} tokenizer.json`; or name a tokenizer.json.",
+        f"Where there is a network, run `hf download {source} tokenizer.json`; or name a"
+        " tokenizer.json.",
     )
 
 
 def _is_name(source: str) -> bool:
     owner, _, name = source.rpartition("/")
-    return bool(name) and "/" not in owner and not source.endswith(".json") and source[0] not in "./~"
+    return (
+        bool(name) and "/" not in owner and not source.endswith(".json") and source[0] not in "./~"
+    )
 
 
 def _is_local(described: dict[str, Any]) -> bool:
-    """See `Tokenizer.local`: the text is split at white space before the vocabulary is asked, and nothing undoes it."""
-    splits = {part["type"] for part in _parts(described["pre_tokenizer"], "pretokenizers") if _splits(part)}
+    """See `Tokenizer.local`: the text is split at white space before the vocabulary is asked, and
+    nothing undoes it.
+    """
+    splits = {
+        part["type"]
+        for part in _parts(described["pre_tokenizer"], "pretokenizers")
+        if _splits(part)
+    }
     changes = {part["type"] for part in _parts(described["normalizer"], "normalizers")}
     wide = any(
         token["lstrip"] or token["rstrip"] or any(char.isspace() for char in token["content"])
@@ -165,9 +197,15 @@ def models_on_disk() -> list[str]:
     hub, constants = require("huggingface_hub"), require("huggingface_hub.constants")
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
     names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
-    return [name for name in names if isinstance(hub.try_to_load_from_cache(name, "tokenizer.json"), str)]
+    return [
+        name
+        for name in names
+        if isinstance(hub.try_to_load_from_cache(name, "tokenizer.json"), str)
+    ]
 
 
 def _tiled(found: Sequence[tuple[int, int]], text: str) -> Offsets:
-    rows = np.fromiter(chain.from_iterable(found), dtype=np.int64, count=2 * len(found)).reshape(-1, 2)
+    rows = np.fromiter(chain.from_iterable(found), dtype=np.int64, count=2 * len(found)).reshape(
+        -1, 2
+    )
     return tiled(rows[:, 0], rows[:, 1], len(text))

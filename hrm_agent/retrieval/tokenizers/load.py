@@ -23,19 +23,25 @@ _LIBRARIES: dict[str, Callable[[str], Tokenizer]] = {
 
 @lru_cache(maxsize=16)
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
-    """`word`, `character`, `pieces`, `hf:NAME_OR_FILE`, `tiktoken:NAME_OR_FILE` or `sentencepiece:FILE`."""
+    """`word`, `character`, `pieces`, `hf:NAME_OR_FILE`, `tiktoken:NAME_OR_FILE` or
+    `sentencepiece:FILE`.
+    """
     if name in PLAIN:
         return PLAIN[name]
     library, _, source = name.partition(":")
     if source and library in _LIBRARIES:
         return _LIBRARIES[library](source)
-    known = f"Known: {', '.join(PLAIN)}, hf:NAME_OR_FILE, tiktoken:NAME_OR_FILE, sentencepiece:FILE."
+    known = (
+        f"Known: {', '.join(PLAIN)}, hf:NAME_OR_FILE, tiktoken:NAME_OR_FILE, sentencepiece:FILE."
+    )
     meant = nearest(name, [*PLAIN, *tokenizers_at_hand()])
     raise ConfigError(f"There is no tokenizer {name!r}.", f"{meant} {known}".strip())
 
 
 def tokenizers_at_hand() -> list[str]:
-    """Names of all that need neither a download nor a file of one's own, and whose library is there."""
+    """Names of all that need neither a download nor a file of one's own, and whose library is
+    there.
+    """
     found = [*PLAIN]
     if find_spec("tiktoken"):
         found += [f"tiktoken:{encoding}" for encoding in encodings_on_disk()]

@@ -1,8 +1,9 @@
 """Whether a tokenizer suits the texts that come in, watched while they are indexed.
 
-A vocabulary learnt on other texts fails without a word: what it lacks becomes an unknown token, or is spelled in
-bytes, and chunks of 512 tokens hold a fifth of the text that they should. Nothing raises; recall is poor. So the rates
-are kept over all documents, and a rate past its limit is said in one sentence.
+A vocabulary learnt on other texts fails without a word: what it lacks becomes an unknown token, or
+is spelled in bytes, and chunks of 512 tokens hold a fifth of the text that they should. Nothing
+raises; recall is poor. So the rates are kept over all documents, and a rate past its limit is said
+in one sentence.
 
     monitor = RateMonitor(load_tokenizer(name))
     for file, text in documents:
@@ -10,9 +11,9 @@ are kept over all documents, and a rate past its limit is said in one sentence.
     for warning in monitor.warnings():       # at the end, or now and then
         print(warning)
 
-A long document is judged by four windows spread evenly over it, so that watching costs little beside cutting. Rates
-are those of what was seen; they estimate, they do not account. A tokenizer without a vocabulary (`pieces`) lacks
-nothing, and is not asked.
+A long document is judged by four windows spread evenly over it, so that watching costs little
+beside cutting. Rates are those of what was seen; they estimate, they do not account. A tokenizer
+without a vocabulary (`pieces`) lacks nothing, and is not asked.
 """
 
 from __future__ import annotations
@@ -38,16 +39,22 @@ class RateLimits:
     """What is still well. A limit that is not met is no error: the text is indexed all the same."""
 
     unknown: float = 0.01
-    """Largest share of tokens that are the unknown one. On held-out text of its own kind a word vocabulary has 3 %."""
+    """Largest share of tokens that are the unknown one. On held-out text of its own kind a word
+    vocabulary has 3 %.
+    """
     spelled: float = 0.1
     """Largest share of tokens that spell bytes."""
     tokens_per_word: float = 3.0
-    """English has 1.3 to 1.6 with a large vocabulary, a language that it hardly knows 3 and more."""
+    """English has 1.3 to 1.6 with a large vocabulary,
+    a language that it hardly knows 3 and more.
+    """
 
 
 @dataclass
 class RateMonitor:
-    """Rates of one tokenizer over many documents. Not for several threads at once; `add` joins what each has seen."""
+    """Rates of one tokenizer over many documents. Not for several threads at once; `add` joins what
+    each has seen.
+    """
 
     tokenizer: Tokenizer
     """The tokenizer that is judged."""
@@ -70,7 +77,8 @@ class RateMonitor:
         if not isinstance(self.tokenizer, Vocabulary):
             return TokenTally()
         seen = sum(
-            (tally(self.tokenizer, replace_surrogates(part)) for part in _windows(text, self.most)), TokenTally()
+            (tally(self.tokenizer, replace_surrogates(part)) for part in _windows(text, self.most)),
+            TokenTally(),
         )
         self.total += seen
         if self._excess(seen) > 1:
@@ -86,27 +94,42 @@ class RateMonitor:
         self._remember(other.worst)
 
     def warnings(self) -> Iterator[str]:
-        """A sentence for each rate of all documents that is past its limit, then one on the documents past one."""
+        """A sentence for each rate of all documents that is past its limit, then one on the
+        documents past one.
+        """
         if self._excess(self.total) > 1:
             yield from self._rates()
         if self.over:
             name, _ = self.worst[0]
             which = (
-                f"{name} is" if self.over == 1 else f"{self.over} of {self.documents} documents, {name} above all, are"
+                f"{name} is"
+                if self.over == 1
+                else f"{self.over} of {self.documents} documents, {name} above all, are"
             )
             yield f"{which} past a limit of {self.tokenizer.name}: another tokenizer may suit."
 
     def _rates(self) -> Iterator[str]:
         total, limits, name = self.total, self.limits, self.tokenizer.name
         if (total.unknown_rate or 0) > limits.unknown:
-            yield f"{total.unknown_rate:.1%} of the tokens are unknown to {name} (limit {limits.unknown:.1%})."
+            yield (
+                f"{total.unknown_rate:.1%} of the tokens are unknown to {name} (limit"
+                f" {limits.unknown:.1%})."
+            )
         if (total.byte_rate or 0) > limits.spelled:
-            yield f"{total.byte_rate:.1%} of the tokens of {name} spell bytes (limit {limits.spelled:.1%})."
+            yield (
+                f"{total.byte_rate:.1%} of the tokens of {name} spell bytes (limit"
+                f" {limits.spelled:.1%})."
+            )
         if (total.tokens_per_word or 0) > limits.tokens_per_word:
-            yield f"{name} takes {total.tokens_per_word:.1f} tokens for a word (limit {limits.tokens_per_word:.1f})."
+            yield (
+                f"{name} takes {total.tokens_per_word:.1f} tokens for a word (limit"
+                f" {limits.tokens_per_word:.1f})."
+            )
 
     def _excess(self, seen: TokenTally) -> float:
-        """The largest of the rates, each as a multiple of its limit; 0 where there is too little to judge."""
+        """The largest of the rates, each as a multiple of its limit; 0 where there is too little to
+        judge.
+        """
         if seen.tokens < _ENOUGH:
             return 0.0
         limits = self.limits

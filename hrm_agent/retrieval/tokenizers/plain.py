@@ -1,12 +1,15 @@
 """Tokenizers that are regular expressions: words, characters, and `pieces`, the default.
 
-The default has to work in a bare install without a network, and 512 of its tokens should fit into a model that takes
-512. No vocabulary at hand does both: the small policy's byte pairs were learnt on puzzles (English costs it about two
-characters a token), named vocabularies are downloads, and one trained and shipped by us would be some other model's
-vocabulary to everyone, at a twentieth of the speed. `pieces` therefore has no vocabulary. It cuts as the large
-byte-pair vocabularies do on average: a word with the space before it, seven Latin letters at most, three of another
-alphabet, one ideograph, three digits, a run of white space. It is meant to count a little high, so that what is cut by
-it fits; whoever knows the model names its vocabulary instead (`hf:`, `tiktoken:`, `sentencepiece:`).
+The default has to work in a bare install without a network, and 512 of its tokens should fit into a
+model that takes
+512. No vocabulary at hand does both: the small policy's byte pairs were learnt on puzzles (English
+     costs it about two
+characters a token), named vocabularies are downloads, and one trained and shipped by us would be
+some other model's vocabulary to everyone, at a twentieth of the speed. `pieces` therefore has no
+vocabulary. It cuts as the large byte-pair vocabularies do on average: a word with the space before
+it, seven Latin letters at most, three of another alphabet, one ideograph, three digits, a run of
+white space. It is meant to count a little high, so that what is cut by it fits; whoever knows the
+model names its vocabulary instead (`hf:`, `tiktoken:`, `sentencepiece:`).
 """
 
 from __future__ import annotations
@@ -76,4 +79,6 @@ PLAIN = {
     "pieces": Expression("pieces", _PIECES, covering=True),
     "word": Expression("word", _WORDS, covering=False),
 }
-"""Those that need no library and no file. `word`: words and single punctuation marks, white space not counted."""
+"""Those that need no library and no file. `word`: words and single punctuation marks, white space
+not counted.
+"""

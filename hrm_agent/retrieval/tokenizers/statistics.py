@@ -1,10 +1,11 @@
 """What a tokenizer makes of texts, in the numbers by which two of them are compared.
 
-Everything is counted (`TokenTally`), and rates are derived, so that texts may come one by one and be added up: a
-document at a time while indexing, a megabyte at a time from a file that fits into no memory.
+Everything is counted (`TokenTally`), and rates are derived, so that texts may come one by one and
+be added up: a document at a time while indexing, a megabyte at a time from a file that fits into no
+memory.
 
-Byte-level vocabularies know no unknown token: that rate is 0 by construction and says nothing. Watch the tokens per
-word there, and the share of tokens that spell bytes.
+Byte-level vocabularies know no unknown token: that rate is 0 by construction and says nothing.
+Watch the tokens per word there, and the share of tokens that spell bytes.
 """
 
 from __future__ import annotations
@@ -41,16 +42,24 @@ class TokenTally:
     characters: int = 0
     """Characters of the texts."""
     words: int = 0
-    """Words of the texts: runs of letters and digits; where words have no spaces between them, characters."""
+    """Words of the texts: runs of letters and digits; where words have no spaces between them,
+    characters.
+    """
     tokens: int = 0
     """Tokens of the texts."""
     unknown: int | None = None
-    """Tokens that stand for what the vocabulary lacks; None for a tokenizer without a vocabulary."""
+    """Tokens that stand for what the vocabulary lacks;
+    None for a tokenizer without a vocabulary.
+    """
     spelled: int = 0
     """Tokens that spell bytes, or hold only a part of a character."""
 
     def __add__(self, other: TokenTally) -> TokenTally:
-        unknown = None if self.unknown is None and other.unknown is None else (self.unknown or 0) + (other.unknown or 0)
+        unknown = (
+            None
+            if self.unknown is None and other.unknown is None
+            else (self.unknown or 0) + (other.unknown or 0)
+        )
         return TokenTally(
             self.characters + other.characters,
             self.words + other.words,
@@ -108,10 +117,13 @@ class TokenStatistics:
     bytes: int
     """Of the texts in UTF-8."""
     round_trip: str | None
-    """`exact`, `spacing` (but for white space), `normalised` (but for case, accents and forms too), `lost`: the worst
-    that happened to any text; None for a tokenizer without a vocabulary."""
+    """`exact`, `spacing` (but for white space), `normalised` (but for case, accents and forms too),
+    `lost`: the worst that happened to any text; None for a tokenizer without a vocabulary.
+    """
     differs: RoundTripFault | None
-    """The first place of the worst kind: what is lost, or else what is normalised, or else spacing."""
+    """The first place of the worst kind: what is lost, or else what is normalised,
+    or else spacing.
+    """
 
     @property
     def megabytes_per_second(self) -> float | None:
@@ -156,7 +168,11 @@ def _encoded(tokenizer: Tokenizer, text: str) -> Encoded:
 
 def _tally(text: str, encoded: Encoded, known: bool) -> TokenTally:
     return TokenTally(
-        len(text), _words(text), len(encoded.offsets), encoded.unknown if known else None, encoded.spelled
+        len(text),
+        _words(text),
+        len(encoded.offsets),
+        encoded.unknown if known else None,
+        encoded.spelled,
     )
 
 
@@ -195,17 +211,30 @@ def _folded(text: str) -> Iterator[str]:
             yield "" if char.isspace() else char.lower()
         else:
             plain = unicodedata.normalize("NFKD", char).casefold()
-            yield "".join(part for part in plain if not part.isspace() and not unicodedata.combining(part))
+            yield "".join(
+                part for part in plain if not part.isspace() and not unicodedata.combining(part)
+            )
 
 
 def _difference(text: str, restored: str, before: int, fidelity: int) -> RoundTripFault:
     """`fidelity`: whether spacing (2), case and accents too (3) are no difference."""
     pairs = zip_longest(_said(text, fidelity), _said(restored, fidelity), fillvalue=("", len(text)))
-    found = next(((one[1], other[1]) for one, other in pairs if one[0] != other[0]), (len(text), len(restored)))
-    return RoundTripFault(before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN])
+    found = next(
+        ((one[1], other[1]) for one, other in pairs if one[0] != other[0]),
+        (len(text), len(restored)),
+    )
+    return RoundTripFault(
+        before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN]
+    )
 
 
 def _said(text: str, fidelity: int) -> Iterator[tuple[str, int]]:
     """The characters that matter, and their places."""
-    parts = _folded(text) if fidelity == 3 else text if fidelity == 1 else ("".join(c.split()) for c in text)
+    parts = (
+        _folded(text)
+        if fidelity == 3
+        else text
+        if fidelity == 1
+        else ("".join(c.split()) for c in text)
+    )
     return ((char, place) for place, part in enumerate(parts) for char in part)

@@ -1,16 +1,18 @@
 """A vocabulary of one's own, learnt from a corpus: byte pairs, WordPiece, unigram, whole words.
 
-The tokenizers library learns byte pairs, WordPiece and words and saves a tokenizer.json (`hf:FILE` loads it);
-sentencepiece learns its own two kinds (`sentencepiece:FILE`), and unigram in a twentieth of the time that the other
-takes. Byte pairs may also be saved as a rank file, which tiktoken reads several times as fast (`tiktoken:FILE`); the
-pieces that text is split into first are those of GPT-2 in both.
+The tokenizers library learns byte pairs, WordPiece and words and saves a tokenizer.json (`hf:FILE`
+loads it); sentencepiece learns its own two kinds (`sentencepiece:FILE`), and unigram in a twentieth
+of the time that the other takes. Byte pairs may also be saved as a rank file, which tiktoken reads
+several times as fast (`tiktoken:FILE`); the pieces that text is split into first are those of GPT-2
+in both.
 
-Kinds that may meet characters without a place in the vocabulary keep a way out: byte pairs start from all 256 bytes,
-sentencepiece falls back to bytes. WordPiece and words have an unknown token, as they have in the models that use them.
+Kinds that may meet characters without a place in the vocabulary keep a way out: byte pairs start
+from all 256 bytes, sentencepiece falls back to bytes. WordPiece and words have an unknown token, as
+they have in the models that use them.
 
-The same texts give the same file, byte for byte. WordPiece has to be helped: its trainer numbers the characters inside
-of words in the order of a hash table that is another in each process, and breaks ties by these numbers. So they are
-looked up first, and handed to it in order.
+The same texts give the same file, byte for byte. WordPiece has to be helped: its trainer numbers
+the characters inside of words in the order of a hash table that is another in each process, and
+breaks ties by these numbers. So they are looked up first, and handed to it in order.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def vocabulary_file(kind: str, out: Path) -> Path:
             f"Name a folder, or {out.with_suffix(allowed[0])}.",
         )
     if out.exists() and not _is_vocabulary(kind, out):
-        raise ConfigError(f"{out} exists already and is not a {kind} vocabulary.", "Name another file.")
+        raise ConfigError(
+            f"{out} exists already and is not a {kind} vocabulary.", "Name another file."
+        )
     return out
 
 
@@ -85,28 +89,35 @@ def _load(kind: str, file: Path) -> Tokenizer:
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 8_192) -> Tokenizer:
-    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it; the texts are held in memory.
+    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it; the texts are
+    held in memory.
 
     `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
     """
     chosen, file = _kind(kind), vocabulary_file(kind, file)
     given = [replace_surrogates(text) for text in texts]
     if not any(text.strip() for text in given):
-        raise ConfigError("There is no text to learn a vocabulary from.", "Name files that are not empty.")
+        raise ConfigError(
+            "There is no text to learn a vocabulary from.", "Name files that are not empty."
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not learnt first
         saved = chosen.learn(given, size)
         with replacing(file) as part:
             part.write_bytes(_ranks(saved) if file.suffix == ".tiktoken" else saved)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.", "Name another place.") from error
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror or error}.", "Name another place."
+        ) from error
     return _load(kind, file)
 
 
 def _kind(kind: str) -> VocabularyKind:
     if kind not in KINDS:
         known = f"Known: {', '.join(KINDS)}."
-        raise ConfigError(f"There is no kind of vocabulary {kind!r}.", f"{nearest(kind, KINDS)} {known}".strip())
+        raise ConfigError(
+            f"There is no kind of vocabulary {kind!r}.", f"{nearest(kind, KINDS)} {known}".strip()
+        )
     return KINDS[kind]
 
 
@@ -117,7 +128,9 @@ def _bpe(texts: Sequence[str], size: int) -> bytes:
     tokenizer.decoder = library.decoders.ByteLevel()
     alphabet: list[str] = library.pre_tokenizers.ByteLevel.alphabet()
     _at_least(size, len(alphabet))
-    trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.to_str().encode()
 
@@ -127,16 +140,22 @@ def _word(texts: Sequence[str], size: int) -> bytes:
     tokenizer = library.Tokenizer(library.models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
     _at_least(size, 2)
-    trainer = library.trainers.WordLevelTrainer(vocab_size=size, special_tokens=[_UNKNOWN], show_progress=False)
+    trainer = library.trainers.WordLevelTrainer(
+        vocab_size=size, special_tokens=[_UNKNOWN], show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.to_str().encode()
 
 
 def _wordpiece(texts: Sequence[str], size: int) -> bytes:
-    inside = sorted(token for token in _wordpieces(texts, 1, []).get_vocab() if token.startswith("##"))
+    inside = sorted(
+        token for token in _wordpieces(texts, 1, []).get_vocab() if token.startswith("##")
+    )
     _at_least(size, len(inside) + 2)
     described = json.loads(_wordpieces(texts, size, inside).to_str())
-    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] == _UNKNOWN]
+    described["added_tokens"] = [
+        token for token in described["added_tokens"] if token["content"] == _UNKNOWN
+    ]
     return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -148,7 +167,9 @@ def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = library.decoders.WordPiece()
     special = [_UNKNOWN, *inside]
-    trainer = library.trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    trainer = library.trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=special, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -194,14 +215,22 @@ def _lines(texts: Sequence[str]) -> Iterator[str]:
 
 def _at_least(size: int, least: int) -> None:
     if size < least:
-        raise ConfigError(f"A vocabulary of {size} tokens is too small for this text.", f"Ask for at least {least}.")
+        raise ConfigError(
+            f"A vocabulary of {size} tokens is too small for this text.",
+            f"Ask for at least {least}.",
+        )
 
 
 def _ranks(saved: bytes) -> bytes:
-    """The byte pairs of a tokenizer.json as tiktoken's file: the bytes of each token, and its rank."""
+    """The byte pairs of a tokenizer.json as tiktoken's file: the bytes of each token,
+    and its rank.
+    """
     shown = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     byte_of = {chr(byte): byte for byte in shown}
-    byte_of |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in shown)}
+    byte_of |= {
+        chr(256 + i): byte
+        for i, byte in enumerate(byte for byte in range(256) if byte not in shown)
+    }
     vocabulary: dict[str, int] = json.loads(saved)["model"]["vocab"]
     lines = [
         b"%b %d\n" % (base64.b64encode(bytes(byte_of[char] for char in token)), rank)

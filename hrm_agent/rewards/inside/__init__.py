@@ -1,4 +1,6 @@
-"""Sources that run in the sandbox beside the code that is tested. Nothing here is imported: the texts are sent."""
+"""Sources that run in the sandbox beside the code that is tested. Nothing here is imported: the
+texts are sent.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def source_of(name: str) -> str:
 def statement_of(name: str) -> str:
     """A statement that does what that module does.
 
-    It is compiled here for interpreters like this one: to compile it in each process would double what a short program
-    costs.
+    It is compiled here for interpreters like this one: to compile it in each process would double
+    what a short program costs.
     """
     text, kind = source_of(name), sys.implementation.cache_tag
     code = marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True, optimize=2))

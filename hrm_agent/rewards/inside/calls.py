@@ -1,6 +1,8 @@
-"""Runs in the sandbox: the code under test as a module, calls of it, and what they return as plain data.
+"""Runs in the sandbox: the code under test as a module, calls of it, and what they return as plain
+data.
 
-It is at the mercy of the code under test. What it shows is that code's claim, and is compared outside.
+It is at the mercy of the code under test. What it shows is that code's claim, and is compared
+outside.
 """
 
 # ruff: noqa: S102, S307, F821
@@ -13,7 +15,9 @@ FILE = "<program>"
 
 
 def load(source, unusual):
-    """Run `source` as a module that is not `__main__`. `unusual`: the source of what `data` needs for few values."""
+    """Run `source` as a module that is not `__main__`. `unusual`: the source of what `data` needs
+    for few values.
+    """
     global unusual_source
     unusual_source = unusual
     builtins.exit = builtins.quit = sys.exit
@@ -31,7 +35,9 @@ def returned(call):
 
 
 def data(value):
-    """`value` as JSON that `hrm_agent.rewards.returned` reads: a list begins with what it stands for."""
+    """`value` as JSON that `hrm_agent.rewards.returned` reads: a list begins with what it stands
+    for.
+    """
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value

@@ -1,8 +1,9 @@
-"""Runs in the sandbox: the code under test as a program that reads its standard input, as `python program.py` would.
+"""Runs in the sandbox: the code under test as a program that reads its standard input, as
+`python program.py` would.
 
-The kernel's descriptor 0 is the input, so that every way of reading it works; so do its paths, which the sandbox may
-lack. At its end threads are waited for, exit handlers run, and what is buffered is written. A prompt of `input` stands
-in the output; where it stands is returned.
+The kernel's descriptor 0 is the input, so that every way of reading it works; so do its paths,
+which the sandbox may lack. At its end threads are waited for, exit handlers run, and what is
+buffered is written. A prompt of `input` stands in the output; where it stands is returned.
 """
 
 # ruff: noqa: S102, SIM115, PTH108, PTH123
@@ -19,10 +20,16 @@ def open_input_by_path():
     paths, of_input = (str, os.PathLike), ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
     def opened(file, *how, **named):
-        return plain_open(dup(0) if is_a(file, paths) and fspath(file) in of_input else file, *how, **named)
+        return plain_open(
+            dup(0) if is_a(file, paths) and fspath(file) in of_input else file, *how, **named
+        )
 
     def os_opened(path, *how, **named):
-        return dup(0) if is_a(path, paths) and fspath(path) in of_input else plain_os_open(path, *how, **named)
+        return (
+            dup(0)
+            if is_a(path, paths) and fspath(path) in of_input
+            else plain_os_open(path, *how, **named)
+        )
 
     # not bound where a class holds them, like the functions that they stand for
     builtins.open = io.open = staticmethod(opened)
@@ -30,14 +37,22 @@ def open_input_by_path():
 
 
 def run_program(source, fed):
-    """Pairs of offsets in the output between which prompts stand. Everything it needs later is a local name of it."""
+    """Pairs of offsets in the output between which prompts stand. Everything it needs later is a
+    local name of it.
+    """
     import builtins
     import io
     import linecache
     import os
     import sys
 
-    file, out, read, names, prompts = "<program>", sys.stdout, builtins.input, sys.modules["__main__"].__dict__, []
+    file, out, read, names, prompts = (
+        "<program>",
+        sys.stdout,
+        builtins.input,
+        sys.modules["__main__"].__dict__,
+        [],
+    )
 
     def ask(prompt="", /):
         if prompt != "":
@@ -57,7 +72,8 @@ def run_program(source, fed):
     open_input_by_path()
     out.reconfigure(line_buffering=False)
     sys.argv, builtins.input, builtins.exit, builtins.quit = ["program.py"], ask, sys.exit, sys.exit
-    sys.setrecursionlimit(sys.getrecursionlimit() + 20)  # its frames stand on some that are not its own
+    # its frames stand on some that are not its own
+    sys.setrecursionlimit(sys.getrecursionlimit() + 20)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     if "atexit" in sys.modules:
         sys.modules["atexit"]._clear()

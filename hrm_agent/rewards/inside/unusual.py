@@ -1,6 +1,8 @@
-"""Runs in the sandbox, beside `calls` and in its names: values of types that few functions return, as plain data.
+"""Runs in the sandbox, beside `calls` and in its names: values of types that few functions return,
+as plain data.
 
-A module that was not imported has no values; to import it here would take longer than most programs.
+A module that was not imported has no values; to import it here would take longer than most
+programs.
 """
 
 # ruff: noqa: F821
@@ -32,7 +34,13 @@ def data_of_others(value):
     if isinstance(value, (list, tuple, range, *sequences)):
         return ["l", *map(data, value)]
     if dataclasses is not None and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return ["d", *([field.name, data(getattr(value, field.name))] for field in dataclasses.fields(value))]
+        return [
+            "d",
+            *(
+                [field.name, data(getattr(value, field.name))]
+                for field in dataclasses.fields(value)
+            ),
+        ]
     return ["o", type(value).__name__]
 
 

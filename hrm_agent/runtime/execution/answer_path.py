@@ -1,4 +1,6 @@
-"""An answer by its place in the final state: `report`, `result.text`, `drafts.-1`, `$.sections[0].title`."""
+"""An answer by its place in the final state: `report`, `result.text`, `drafts.-1`,
+`$.sections[0].title`.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ _FORM = re.compile(r"\$?(\.?[^.\[\]]+|\[[^\[\]]+\])+")
 
 
 def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
-    """Raises `ConfigError` for what is no path, and where the graph's state has no such field to begin with."""
+    """Raises `ConfigError` for what is no path, and where the graph's state has no such field to
+    begin with.
+    """
     if path and _FORM.fullmatch(path) is None:
-        raise ConfigError(f"{path!r} is no place in a state.", "Write it as report, result.text or sections[0].title.")
+        raise ConfigError(
+            f"{path!r} is no place in a state.",
+            "Write it as report, result.text or sections[0].title.",
+        )
     fields = [name for name in graph.channels if not is_internal(name)]
     first = (_parts(path) or [""])[0]
     if path and first not in fields and getattr(graph, "builder", None) is not None:
@@ -33,13 +40,19 @@ def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
 
 
 def text_at(state: Mapping[str, Any], path: str) -> str | None:
-    """The text at `path`; of a message its text, of all else its JSON. None where nothing is there."""
+    """The text at `path`; of a message its text, of all else its JSON.
+    None where nothing is there.
+    """
     value: Any = state
     for part in _parts(path):
         value = _within(value, part)
     if value is None or isinstance(value, str):
         return value
-    return value.text if isinstance(value, BaseMessage) else json.dumps(plain(value), ensure_ascii=False)
+    return (
+        value.text
+        if isinstance(value, BaseMessage)
+        else json.dumps(plain(value), ensure_ascii=False)
+    )
 
 
 def _parts(path: str) -> list[str]:

@@ -1,12 +1,15 @@
-"""What a person says on a thread, in the form that a graph's input takes: the task, and the turns after it.
+"""What a person says on a thread, in the form that a graph's input takes: the task, and the turns
+after it.
 
-A turn is put on record before the graph is given it, by the id of its message. Whether the graph has read it follows
-from its checkpoints: LangGraph writes one of source `input` for each input that it is given. So there is one way on,
-for a turn that has just been said and for one that a killed process had not come to: what was not read yet is given.
+A turn is put on record before the graph is given it, by the id of its message. Whether the graph
+has read it follows from its checkpoints: LangGraph writes one of source `input` for each input that
+it is given. So there is one way on, for a turn that has just been said and for one that a killed
+process had not come to: what was not read yet is given.
 
-A turn may be said whatever the one before came to. One that was cut short leaves work undone that LangGraph drops when
-it is given an input; what it leaves in the record is closed here: tool calls without an outcome get one, and calls that
-the model had asked for get an answer in the state, since providers refuse a conversation in which one is missing.
+A turn may be said whatever the one before came to. One that was cut short leaves work undone that
+LangGraph drops when it is given an input; what it leaves in the record is closed here: tool calls
+without an outcome get one, and calls that the model had asked for get an answer in the state, since
+providers refuse a conversation in which one is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, cast, get_origin, get_type_hints
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
@@ -64,10 +73,13 @@ __all__ = [
 ]
 
 HISTORY = "history"
-"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
-whose input has messages. Thoughts of an answer are its `reasoning_content`."""
+"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}`
+each, for graphs whose input has messages. Thoughts of an answer are its `reasoning_content`.
+"""
 DATA = "data"
-"""Key in a task's metadata: JSON that code can use, for graphs whose state has `variables`. Never the answer."""
+"""Key in a task's metadata: JSON that code can use, for graphs whose state has `variables`. Never
+the answer.
+"""
 CONFIGURABLE = "configurable"
 """Key there: what the graph is given as `config["configurable"]`."""
 ANSWER_PATH = "answer_path"
@@ -75,7 +87,9 @@ ANSWER_PATH = "answer_path"
 RECORDED = "recorded"
 """Family of the tasks that a program set, and not a command."""
 CHECKPOINTER = "checkpointer"
-"""Key in their metadata: the checkpointer of the program's own that has the thread; absent where the store has it."""
+"""Key in their metadata: the checkpointer of the program's own that has the thread; absent where
+the store has it.
+"""
 ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
 TEXT_INPUTS = ("problem", "question", "task", "input")
@@ -86,12 +100,16 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
-    """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
+    """The task in the form that the graph's input has a place for. Raises `ConfigError` where it
+    has none.
+    """
     places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
         whole = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
         fields = isinstance(whole, Mapping) and not {ROOT, START} & {*places}
-        return typed_input(_input_schema(graph), cast("Mapping[str, Any]", whole)) if fields else whole
+        return (
+            typed_input(_input_schema(graph), cast("Mapping[str, Any]", whole)) if fields else whole
+        )
     if START in places:  # a functional workflow, whose input is the one value of its function
         taken = getattr(graph.channels[START], "ValueType", Any)
         if taken is str:
@@ -99,7 +117,8 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
         if get_origin(taken) is list or taken is list:
             return [asked]
         places = fields_of(taken) if isinstance(taken, type) else ()
-        if not places:  # a bare `dict`, or nothing that is declared: under both names that are usual
+        # a bare `dict`, or nothing that is declared: under both names that are usual
+        if not places:
             return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
         before = [_said(turn) for turn in task.metadata.get(HISTORY, ())]
@@ -108,9 +127,10 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     name = next((name for name in TEXT_INPUTS if name in places), None)
     if name is None:
         raise ConfigError(
-            f"The graph's input has none of messages, {', '.join(TEXT_INPUTS)}: there is no place for the task.",
-            "Give the input as JSON, `--input '{\"name\": ...}'`, or add `messages: Annotated[list, add_messages]` to "
-            "its state.",
+            f"The graph's input has none of messages, {', '.join(TEXT_INPUTS)}: there is no place"
+            " for the task.",
+            "Give the input as JSON, `--input '{\"name\": ...}'`, or add `messages: Annotated[list,"
+            " add_messages]` to its state.",
         )
     return {name: task.prompt}
 
@@ -121,7 +141,9 @@ def _said(turn: Mapping[str, str]) -> BaseMessage:
 
 
 def _variables(task: TaskRef) -> dict[str, Any]:
-    """The data that a task comes with, for graphs whose state has `variables`. Raises `ConfigError` for too much."""
+    """The data that a task comes with, for graphs whose state has `variables`. Raises `ConfigError`
+    for too much.
+    """
     if DATA not in task.metadata:
         return {}
     variables = {DATA: task.metadata[DATA]}
@@ -130,8 +152,11 @@ def _variables(task: TaskRef) -> dict[str, Any]:
 
 
 def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
-    """An input as it was given. LangGraph says nothing of a field that it does not know; that is a mistake here."""
-    if START in places or ROOT in places:  # of a functional workflow, or a state that is one value, anything
+    """An input as it was given. LangGraph says nothing of a field that it does not know; that is a
+    mistake here.
+    """
+    # of a functional workflow, or a state that is one value, anything
+    if START in places or ROOT in places:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -148,8 +173,13 @@ def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
     if isinstance(fields.get("messages"), list):
         messages = convert_to_messages(fields["messages"])
         ids = (content_hash("input", thread_id, place) for place in range(1, len(messages) + 1))
-        named = [m if m.id else m.model_copy(update={"id": own}) for m, own in zip(messages, ids, strict=True)]
-        human = [number for number, message in enumerate(messages) if isinstance(message, HumanMessage)]
+        named = [
+            m if m.id else m.model_copy(update={"id": own})
+            for m, own in zip(messages, ids, strict=True)
+        ]
+        human = [
+            number for number, message in enumerate(messages) if isinstance(message, HumanMessage)
+        ]
         for number in human[-1:]:
             named[number] = messages[number].model_copy(update={"id": _task_id(thread_id)})
         fields["messages"] = named
@@ -164,13 +194,23 @@ def takes_turns(graph: Graph) -> bool:
 def with_turn(record: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
     """The record under way again, with a further turn. `before`: how the newest one has ended."""
     number = len(record.turns) + 1
-    turn = Turn(id=content_hash("turn", record.thread_id, number), prompt=prompt, before=before, started_at=time.time())
+    turn = Turn(
+        id=content_hash("turn", record.thread_id, number),
+        prompt=prompt,
+        before=before,
+        started_at=time.time(),
+    )
     return reopened(record).model_copy(update={"turns": (*record.turns, turn)})
 
 
 def reopened(record: Trajectory) -> Trajectory:
     """A run that had ended is under way again."""
-    again: dict[str, Any] = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "error": None}
+    again: dict[str, Any] = {
+        "status": RunStatus.RUNNING,
+        "stop_reason": None,
+        "answer": None,
+        "error": None,
+    }
     return record.model_copy(update={**again, "ended_at": None, "rewards": {}})
 
 
@@ -183,15 +223,18 @@ def close_tool_calls(journal: Journal, record: Trajectory) -> None:
 
 
 def kept_elsewhere(record: Trajectory | None) -> RunError | None:
-    """The error for a thread whose checkpoints are in its program's own checkpointer alone; None for any other."""
+    """The error for a thread whose checkpoints are in its program's own checkpointer alone; None
+    for any other.
+    """
     own = record.task.metadata.get(CHECKPOINTER) if record is not None else None
     if record is None or own is None:
         return None
     return RunError(
-        f"No checkpoint of thread {record.thread_id!r} is on record, only its calls: its program keeps them in a "
-        f"checkpointer of its own, {own}, and an earlier version of hrm-agent recorded it, or the states could not be "
-        "stored, which the program's log tells.",
-        "Let the program go on with it: recorded with this version, its threads can be resumed, replayed and forked.",
+        f"No checkpoint of thread {record.thread_id!r} is on record, only its calls: its program"
+        f" keeps them in a checkpointer of its own, {own}, and an earlier version of hrm-agent"
+        " recorded it, or the states could not be stored, which the program's log tells.",
+        "Let the program go on with it: recorded with this version, its threads can be resumed,"
+        " replayed and forked.",
     )
 
 
@@ -201,31 +244,45 @@ async def turns_not_read(
     """The newest turns, as far as the graph was not given them yet."""
     if not turns:
         return ()
-    outermost: RunnableConfig = {"configurable": {**config.get("configurable", {}), "checkpoint_ns": ""}}
+    outermost: RunnableConfig = {
+        "configurable": {**config.get("configurable", {}), "checkpoint_ns": ""}
+    }
     async for found in saver.alist(outermost, filter={"source": "input"}, limit=1):
         read = next((i for i, turn in enumerate(turns) if turn.id == _read_by(found)), None)
         if read is not None:
             return turns[read + 1 :]
-        given_at = datetime.fromisoformat(found.checkpoint["ts"]).timestamp()  # the task, or another program's input
+        # the task, or another program's input
+        given_at = datetime.fromisoformat(found.checkpoint["ts"]).timestamp()
         return [turn for turn in turns if turn.started_at > given_at]
     return turns
 
 
 def turn_input(turns: Sequence[Turn], state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a graph that stands at `state` is given: the turns, behind answers to calls that were not run."""
+    """What a graph that stands at `state` is given: the turns, behind answers to calls that were
+    not run.
+    """
     messages = cast("Sequence[Any]", state.get("messages") or ())
-    return {"messages": [*_unanswered(messages), *(HumanMessage(turn.prompt, id=turn.id) for turn in turns)]}
+    return {
+        "messages": [
+            *_unanswered(messages),
+            *(HumanMessage(turn.prompt, id=turn.id) for turn in turns),
+        ]
+    }
 
 
 def last_answer(messages: Sequence[Any], thread_id: str, turns: Sequence[Turn]) -> str | None:
-    """What the model said last in the newest turn: what it had said before that is no answer to it."""
+    """What the model said last in the newest turn:
+    what it had said before that is no answer to it.
+    """
     said = {_task_id(thread_id), *(turn.id for turn in turns)}
     since = takewhile(lambda message: getattr(message, "id", None) not in said, reversed(messages))
     return next((message.text for message in since if isinstance(message, AIMessage)), None)
 
 
 def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
-    """An answer to each call of the last message that asked for any, where nothing but results follows it."""
+    """An answer to each call of the last message that asked for any, where nothing but results
+    follows it.
+    """
     answered: set[str] = set()
     for message in reversed(messages):
         if isinstance(message, ToolMessage):
@@ -234,8 +291,13 @@ def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
         if isinstance(message, AIMessage):
             for call in (*message.tool_calls, *invalid_tool_calls(message)):
                 if call["id"] and call["id"] not in answered:
-                    name, own = call["name"] or "unknown", content_hash("cut short", message.id, call["id"])
-                    yield ToolMessage(_CUT_SHORT, id=own, name=name, tool_call_id=call["id"], status="error")
+                    name, own = (
+                        call["name"] or "unknown",
+                        content_hash("cut short", message.id, call["id"]),
+                    )
+                    yield ToolMessage(
+                        _CUT_SHORT, id=own, name=name, tool_call_id=call["id"], status="error"
+                    )
         return
 
 
@@ -247,14 +309,18 @@ def _task_id(thread_id: str) -> str:
 def _read_by(found: CheckpointTuple) -> str | None:
     """Id of the last message of the input that a checkpoint holds."""
     given: Any = found.checkpoint["channel_values"].get(START)
-    messages = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
+    messages = (
+        cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
+    )
     last: Any = cast("list[Any]", messages)[-1] if isinstance(messages, list) and messages else None
     return last.id if isinstance(last, BaseMessage) else None
 
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Names in the graph's input schema; the root of a state that is one value; else its channels."""
+    """Names in the graph's input schema; the root of a state that is one value;
+    else its channels.
+    """
     if ROOT in graph.channels:
         return (ROOT,)
     schema = _input_schema(graph)

@@ -35,8 +35,9 @@ _known: dict[int, tuple[ref[Any], str]] = {}
 def graph_name(graph: Any) -> str:
     """`package.module:attribute`, or `./file.py:attribute` of a script.
 
-    A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it was made from. For
-    a graph that no module holds it is its own name in parentheses, which loads nothing.
+    A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it
+    was made from. For a graph that no module holds it is its own name in parentheses, which loads
+    nothing.
     """
     key = id(graph)
     if key in _known and _known[key][0]() is graph:
@@ -59,9 +60,10 @@ def _found_name(graph: Any) -> str:
 def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int, str, str]]:
     """Modules and attributes that hold the graph; the smallest is the best.
 
-    Last come names that importing a program's file does not make (`if __name__ == "__main__"`), then the program's own
-    module. The module of the nodes' functions goes before one that has imported the graph; among others the newest
-    import does, since an importer begins before what it imports. Of several names in one module the first is taken.
+    Last come names that importing a program's file does not make (`if __name__ == "__main__"`),
+    then the program's own module. The module of the nodes' functions goes before one that has
+    imported the graph; among others the newest import does, since an importer begins before what it
+    imports. Of several names in one module the first is taken.
     """
     homes = _homes(graph)
     builder = getattr(graph, "builder", None)
@@ -92,13 +94,15 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
 def _watched() -> set[str]:
     """Names of modules that may hold a graph.
 
-    An installed module that held none after its import is looked at no more: there are thousands of them. A module that
-    the user edits is always looked at.
+    An installed module that held none after its import is looked at no more: there are thousands of
+    them. A module that the user edits is always looked at.
     """
     watched = list(sys.modules.keys() - _without_graphs)
     for name in watched:
         module = sys.modules.get(name)
-        if name != _PROGRAM and isinstance(module, ModuleType) and _is_installed(module) and not _holds_graphs(module):
+        if not isinstance(module, ModuleType) or (
+            _is_installed(module) and not _holds_graphs(module)
+        ):
             _without_graphs.add(name)
     return set(watched)
 
@@ -109,11 +113,20 @@ def _is_installed(module: ModuleType) -> bool:
     if spec is None:  # made by a package's own code
         package, _, inner = module.__name__.partition(".")
         above = sys.modules.get(package)
-        return bool(inner) and isinstance(above, ModuleType) and above is not module and _is_installed(above)
+        return (
+            bool(inner)
+            and isinstance(above, ModuleType)
+            and above is not module
+            and _is_installed(above)
+        )
     if getattr(spec, "_initializing", False):
         return False
     origin = spec.origin or ""
-    return not spec.has_location or origin.startswith(_PYTHON) or any(part in origin for part in _INSTALLED)
+    return (
+        not spec.has_location
+        or origin.startswith(_PYTHON)
+        or any(part in origin for part in _INSTALLED)
+    )
 
 
 def _holds_graphs(module: ModuleType) -> bool:
@@ -123,12 +136,18 @@ def _holds_graphs(module: ModuleType) -> bool:
 
 @cache
 def _made_where_run(program: str) -> frozenset[str]:
-    """Names that a program's file binds under a condition on `__name__`, and nowhere else outside of functions."""
+    """Names that a program's file binds under a condition on `__name__`, and nowhere else outside
+    of functions.
+    """
     try:
         body = ast.parse(Path(program).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return frozenset()
-    under = [each for each in body if isinstance(each, ast.If) and "__name__" in _names(each.test, ast.Load)]
+    under = [
+        each
+        for each in body
+        if isinstance(each, ast.If) and "__name__" in _names(each.test, ast.Load)
+    ]
     scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     outside = [each for each in body if each not in under and not isinstance(each, scopes)]
     others = [name for each in outside for name in _names(each, ast.Store)]
@@ -136,7 +155,11 @@ def _made_where_run(program: str) -> frozenset[str]:
 
 
 def _names(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
-    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, use)]
+    return [
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, use)
+    ]
 
 
 def _homes(graph: Any) -> set[str]:
@@ -155,7 +178,9 @@ def _own_name(graph: Any) -> str:
 
 
 def _distance(value: Any, graph: Any, builder: Any) -> int | None:
-    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder (None for any other value)."""
+    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder (None for any
+    other value).
+    """
     if value is graph:
         return 0
     if builder is None:
@@ -166,13 +191,15 @@ def _distance(value: Any, graph: Any, builder: Any) -> int | None:
 
 
 def _place_of(module: ModuleType) -> str | None:
-    """By what the module is imported: its name, or its file where no folder of the path has it under that name.
+    """By what the module is imported: its name, or its file where no folder of the path has it
+    under that name.
 
     None for one that cannot be imported again, as a notebook's.
     """
-    spec = getattr(module, "__spec__", None)
-    name = spec.name if spec is not None else module.__name__
-    file = getattr(module, "__file__", None)
+    name, file = (
+        module.__spec__.name if module.__spec__ else module.__name__,
+        getattr(module, "__file__", None),
+    )
     if file is None:
         return None if name == _PROGRAM else name
     if name != _PROGRAM and _is_importable(name, Path(file)):
@@ -182,7 +209,9 @@ def _place_of(module: ModuleType) -> str | None:
 
 
 def _is_importable(name: str, file: Path) -> bool:
-    """Whether `import name` finds the file. Finders of editable installs show nothing: a known package is believed."""
+    """Whether `import name` finds the file. Finders of editable installs show nothing: a known
+    package is believed.
+    """
     parts = name.split(".")
     if len(parts) > 1 and parts[0] in sys.modules:
         return True

@@ -17,7 +17,12 @@ from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import INTERRUPT, UPDATE_METADATA, namespace_parts
 from hrm_agent.runtime.execution.answer_path import text_at
-from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
+from hrm_agent.runtime.execution.conversation import (
+    ABORTED,
+    last_answer,
+    turn_input,
+    turns_not_read,
+)
 from hrm_agent.runtime.execution.run_context import InvocationNotes
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
@@ -25,12 +30,17 @@ from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEn
 __all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
-"""Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
+"""Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and
+`{node: update}`.
+"""
 OnChunk = Callable[[tuple[str, ...], str, AIMessageChunk], None]
-"""Called with each piece of an answer as it is sampled: the enclosing subgraphs' nodes, the node, the piece."""
+"""Called with each piece of an answer as it is sampled: the enclosing subgraphs' nodes, the node,
+the piece.
+"""
 OnEvent = Callable[[tuple[str, ...], dict[str, Any]], None]
-"""Called with what nodes write to LangGraph's stream writer: the enclosing subgraphs' nodes, the event. Tools that are
-about to run are told so (`hrm_agent.tools.run_tool_calls`)."""
+"""Called with what nodes write to LangGraph's stream writer: the enclosing subgraphs' nodes, the
+event. Tools that are about to run are told so (`hrm_agent.tools.run_tool_calls`).
+"""
 
 _OUTPUTS = ("answer", "output", "result")
 Graph = Pregel[Any, Any, Any, Any]
@@ -57,7 +67,9 @@ class GraphRun:
     memories: BaseStore | None = None
     """The LangGraph store of the run."""
     noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Options to note with each checkpoint, as `configurable` and `context`; secrets are left out."""
+    """Options to note with each checkpoint, as `configurable` and `context`;
+    secrets are left out.
+    """
     answer_path: str = ""
     """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
@@ -67,7 +79,9 @@ class GraphRun:
         over = record is not None and record.status is not RunStatus.RUNNING
         if record is None or (over and record.stop_reason is not StopReason.INTERRUPT):
             stands = f"it is {record.status.value}" if record else "it was never run"
-            raise RunError(f"The thread is not waiting for an answer: {stands}.", "Leave the answer out.")
+            raise RunError(
+                f"The thread is not waiting for an answer: {stands}.", "Leave the answer out."
+            )
         waiting = (await self._in(store).aget_state(self.config)).interrupts
         return replace(self, command=_command(waiting, answer), answers=True)
 
@@ -95,7 +109,9 @@ class GraphRun:
         return self.outcome(as_state(snapshot.values)) if over else ABORTED
 
     def _in(self, store: RunStore) -> Graph:
-        """The graph, over the checkpoints of the store, and with a LangGraph store that its nodes may ask for."""
+        """The graph, over the checkpoints of the store, and with a LangGraph store that its nodes
+        may ask for.
+        """
         saver = store.checkpointer.allowing(self.graph)
         return self.graph.copy(update={"checkpointer": saver, "store": self.memories})
 
@@ -103,12 +119,18 @@ class GraphRun:
         """The graph, over a checkpointer that notes what it is given."""
         context = None if self.context is None else self.noted.get("context", {})
         limit = self.config.get("recursion_limit")
-        notes = InvocationNotes(limit, configurable=self.noted.get("configurable", {}), context=context)
-        return graph.copy(update={"checkpointer": cast("StoreSaver", graph.checkpointer).noting(notes)})
+        notes = InvocationNotes(
+            limit, configurable=self.noted.get("configurable", {}), context=context
+        )
+        return graph.copy(
+            update={"checkpointer": cast("StoreSaver", graph.checkpointer).noting(notes)}
+        )
 
     async def _not_read(self, graph: Graph) -> Sequence[Turn]:
         turns = self.record.turns if self.record is not None else ()
-        return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
+        return await turns_not_read(
+            cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns
+        )
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
         """The input for a thread that is resumed, or the state of one that has ended."""
@@ -117,7 +139,11 @@ class GraphRun:
             graph_input = self.first()
             turns = self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
-            return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
+            return (
+                graph_input | {"messages": [*graph_input["messages"], *later]}
+                if later
+                else graph_input
+            ), None
         if unread := await self._not_read(graph):
             return turn_input(unread, snapshot.values), None
         return None, (as_state(snapshot.values) if snapshot.values and not snapshot.tasks else None)
@@ -149,7 +175,11 @@ class GraphRun:
             elif not namespace:
                 final = {**final, **as_state(data)}
         if INTERRUPT in final or await self._at_breakpoint(graph):
-            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=self._answer(final))
+            return TurnEnd(
+                status=RunStatus.TRUNCATED,
+                stop_reason=StopReason.INTERRUPT,
+                answer=self._answer(final),
+            )
         return self.outcome(final)
 
     async def _at_breakpoint(self, graph: Graph) -> bool:
@@ -157,14 +187,18 @@ class GraphRun:
         return bool(stops and (await graph.aget_state(self.config)).next)
 
     def outcome(self, final: Mapping[str, Any]) -> TurnEnd:
-        """A graph may say in `stop_reason` why it stopped. Any value but a `StopReason` counts as ANSWER."""
+        """A graph may say in `stop_reason` why it stopped. Any value but a `StopReason` counts as
+        ANSWER.
+        """
         said = str(final.get("stop_reason") or "")
         reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
         status = RunStatus.TRUNCATED if reason.truncates else RunStatus.COMPLETED
         return TurnEnd(status=status, stop_reason=reason, answer=self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:
-        """The answer's text. What a node has read out of JSON may hold halves of characters, which no record holds."""
+        """The answer's text. What a node has read out of JSON may hold halves of characters, which
+        no record holds.
+        """
         said = self._said(final)
         return None if said is None else without_surrogates(said)
 
@@ -174,7 +208,9 @@ class GraphRun:
         shown = self.graph.output_channels
         output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
         thread = str(self.config.get("configurable", {}).get("thread_id"))
-        said = last_answer(output.get("messages", ()), thread, self.record.turns if self.record else ())
+        said = last_answer(
+            output.get("messages", ()), thread, self.record.turns if self.record else ()
+        )
         if said is not None:
             return said
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
@@ -207,7 +243,9 @@ class StreamCallbacks(NamedTuple):
 
     def dispatch(self, mode: str, around: tuple[str, ...], data: Any) -> None:
         if mode == "updates" and self.on_update:
-            self.on_update(around, {node: values for node, values in data.items() if node != UPDATE_METADATA})
+            self.on_update(
+                around, {node: values for node, values in data.items() if node != UPDATE_METADATA}
+            )
         elif mode == "custom" and self.on_event and isinstance(data, dict):
             self.on_event(around, cast("dict[str, Any]", data))
         elif mode == "messages" and self.on_chunk and isinstance(data[0], AIMessageChunk):
@@ -215,16 +253,23 @@ class StreamCallbacks(NamedTuple):
 
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
-    """The resuming command; None passes a breakpoint. An id is needed only if several interrupts are pending."""
+    """The resuming command; None passes a breakpoint. An id is needed only if several interrupts
+    are pending.
+    """
     # A nested question is reported by each graph around it.
     waiting = list({question.id: question for question in waiting}.values())
     if not waiting:
         return None if answer is None else Command(resume=answer)
-    by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}
+    by_id: Mapping[str, Any] = (
+        cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}
+    )
     if by_id and by_id.keys() <= {question.id for question in waiting}:
         return Command(resume=dict(by_id))
     if len(waiting) > 1:
         asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
-        raise RunError(f"{len(waiting)} questions are pending: {asked}.", "Give the answers by id, as a JSON object.")
+        raise RunError(
+            f"{len(waiting)} questions are pending: {asked}.",
+            "Give the answers by id, as a JSON object.",
+        )
     # An empty mapping by itself would answer no question; so would one whose keys look like ids.
     return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)

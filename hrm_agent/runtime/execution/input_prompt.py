@@ -40,7 +40,11 @@ def asked_by(given: Any) -> Asked:
     message = _last_human(fields.get("messages") if fields is not None else given)
     if message is not None:
         return Asked(message.text, message.id, data)
-    texts = [fields[name] for name in TEXT_INPUTS if isinstance(fields.get(name), str)] if fields else []
+    texts = (
+        [fields[name] for name in TEXT_INPUTS if isinstance(fields.get(name), str)]
+        if fields
+        else []
+    )
     if texts or isinstance(given, str):
         return Asked(texts[0] if texts else given, None, data)
     return Asked(json.dumps(data, ensure_ascii=False), None, data)

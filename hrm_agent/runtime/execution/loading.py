@@ -1,8 +1,10 @@
-"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`.
+"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or
+`./file.py:attribute`.
 
-An attribute may be, as langgraph.json allows: a compiled graph, a `StateGraph`, or a factory: a function of the config
-or of nothing, async or not, that returns a graph or a context manager around one. Any other LangChain runnable is run
-as a graph of one node. In Python each of these does in the place of a name.
+An attribute may be, as langgraph.json allows: a compiled graph, a `StateGraph`, or a factory: a
+function of the config or of nothing, async or not, that returns a graph or a context manager around
+one. Any other LangChain runnable is run as a graph of one node. In Python each of these does in the
+place of a name.
 """
 
 from __future__ import annotations
@@ -39,30 +41,41 @@ _FORMER_MODULES = {
     "graphs.research": "hrm_agent.graphs.research.agent",
     "graphs.tool_loop": "hrm_agent.graphs.tool_loop",
 }
-"""Where graphs are that records of version 0.1's beginnings name by another module. A module of the user goes first."""
+"""Where graphs are that records of version 0.1's beginnings name by another module. A module of the
+user goes first.
+"""
 
 
 def unnamed(name: str) -> str:
-    """What stands on record for a graph that no imported module holds: `name` is its own, which loads nothing."""
+    """What stands on record for a graph that no imported module holds: `name` is its own, which
+    loads nothing.
+    """
     return f"({name})"
 
 
 def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Graph:
-    """The compiled graph that a name names, or that a graph object or a factory is. Raises `GraphError`.
+    """The compiled graph that a name names, or that a graph object or a factory is. Raises
+    `GraphError`.
 
-    Each is made once. What a factory made is looked at only: a context around it is over when this returns.
-    `configurable`: what the factory is given as `config["configurable"]`.
+    Each is made once. What a factory made is looked at only: a context around it is over when this
+    returns. `configurable`: what the factory is given as `config["configurable"]`.
     """
     found = _found(graph)
     if isinstance(found, Pregel):
         return found
-    return _looked_at(found, _label(graph), json.dumps(dict(configurable or {}), sort_keys=True, default=str))
+    return _looked_at(
+        found, _label(graph), json.dumps(dict(configurable or {}), sort_keys=True, default=str)
+    )
 
 
-def refuse_other_roles(roles: Sequence[str], key: str, graph: Any, configurable: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where one of `roles`, the value of the key `key`, is no node of the graph.
+def refuse_other_roles(
+    roles: Sequence[str], key: str, graph: Any, configurable: Mapping[str, Any]
+) -> None:
+    """Raises `ConfigError` where one of `roles`, the value of the key `key`, is no node of the
+    graph.
 
-    Other kinds than a graph of states (a functional workflow) do not say their nodes beforehand: nothing is refused.
+    Other kinds than a graph of states (a functional workflow) do not say their nodes beforehand:
+    nothing is refused.
     """
     found = load_graph(graph, configurable) if roles else None
     if not isinstance(found, CompiledStateGraph):
@@ -70,13 +83,16 @@ def refuse_other_roles(roles: Sequence[str], key: str, graph: Any, configurable:
     known = [name for name in found.nodes if name != START]
     for role in (role for role in roles if role not in known):
         raise ConfigError(
-            f"{key} names {role!r}, and the graph {_label(graph)} has no such node. {nearest(role, known)}".strip(),
+            f"{key} names {role!r}, and the graph {_label(graph)} has no such node."
+            f" {nearest(role, known)}".strip(),
             f"It has {', '.join(known)}.",
         )
 
 
 @asynccontextmanager
-async def opened_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> AsyncGenerator[Graph]:
+async def opened_graph(
+    graph: Any, configurable: Mapping[str, Any] | None = None
+) -> AsyncGenerator[Graph]:
     """The same to run it, inside the context that its factory opens around it."""
     found = _found(graph)
     if isinstance(found, Pregel):
@@ -95,7 +111,11 @@ def _found(graph: Any) -> Any:
 
 
 def _label(graph: Any) -> str:
-    return graph if isinstance(graph, str) else str(getattr(graph, "__qualname__", type(graph).__name__))
+    return (
+        graph
+        if isinstance(graph, str)
+        else str(getattr(graph, "__qualname__", type(graph).__name__))
+    )
 
 
 def _compiled(found: Any) -> Any:
@@ -107,7 +127,8 @@ def _compiled(found: Any) -> Any:
     if isinstance(found, Pregel) or _is_factory(found):
         return found  # pyright: ignore[reportUnknownVariableType]
     raise GraphError(
-        f"{type(found).__name__} is not a LangGraph graph.", "Give a graph, a factory of one, or its module:attribute."
+        f"{type(found).__name__} is not a LangGraph graph.",
+        "Give a graph, a factory of one, or its module:attribute.",
     )
 
 
@@ -130,7 +151,9 @@ def _looked_at(factory: Any, label: str, configurable: str) -> Graph:
     return run_sync(look())
 
 
-async def _made_by(factory: Any, configurable: dict[str, Any], label: str, stack: AsyncExitStack) -> Graph:
+async def _made_by(
+    factory: Any, configurable: dict[str, Any], label: str, stack: AsyncExitStack
+) -> Graph:
     try:
         made = factory(*_config_for(factory, configurable, label))
         if inspect.isawaitable(made):
@@ -148,18 +171,25 @@ async def _made_by(factory: Any, configurable: dict[str, Any], label: str, stack
         ) from error
     graph = _compiled(made) if isinstance(made, StateGraph) or is_runnable(made) else made
     if not isinstance(graph, Pregel):
-        raise GraphError(f"The graph factory {label} returns {type(made).__name__}, not a LangGraph graph.")
+        raise GraphError(
+            f"The graph factory {label} returns {type(made).__name__}, not a LangGraph graph."
+        )
     return graph
 
 
 def _config_for(factory: Any, configurable: dict[str, Any], label: str) -> list[dict[str, Any]]:
     """The arguments of a factory: a config, or nothing."""
     parameters = list(inspect.signature(factory).parameters.values())
-    needed = [each for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+    needed = [
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind < each.VAR_POSITIONAL
+    ]
     if len(needed) > 1 or any(each.name == "runtime" for each in needed):
         names = ", ".join(each.name for each in needed)
         raise GraphError(
-            f"The graph factory {label} takes ({names}).", "It may take a config, or nothing: others fill in a server."
+            f"The graph factory {label} takes ({names}).",
+            "It may take a config, or nothing: others fill in a server.",
         )
     takes_config = bool(needed) or bool(parameters and parameters[0].name == "config")
     return [{"configurable": configurable}] if takes_config else []
@@ -172,8 +202,8 @@ def _load(name: str, folder: str) -> Any:
     module_name, colon, attribute = target.rpartition(":")
     if name.startswith("("):
         raise GraphError(
-            f"The graph {name} was recorded from a program that holds it in no module's attribute, so it has no name "
-            "to load it by.",
+            f"The graph {name} was recorded from a program that holds it in no module's attribute,"
+            " so it has no name to load it by.",
             "Give a graph of the same nodes, as --graph package.module:attribute.",
         )
     if not colon or not module_name or not attribute:
@@ -185,10 +215,17 @@ def _load(name: str, folder: str) -> Any:
     module = _import(module_name, name, folder)
     found: Any = getattr(module, attribute, None)
     if not (isinstance(found, (Pregel, StateGraph)) or _is_factory(found) or is_runnable(found)):
-        known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
-        what = f"is {type(found).__name__}, not a LangGraph graph" if found is not None else "does not exist"
+        known = [
+            key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))
+        ]
+        what = (
+            f"is {type(found).__name__}, not a LangGraph graph"
+            if found is not None
+            else "does not exist"
+        )
         raise GraphError(
-            f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
+            f"{attribute!r} in {module_name} {what}.",
+            f"Graphs found there: {', '.join(known) or 'none'}.",
         )
     return _compiled(found)
 
@@ -202,7 +239,11 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
     except NoFileError as error:
         raise GraphError(error.message, error.hint) from None
     except (Exception, SystemExit) as error:
-        trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
+        trial = (
+            f"python {module_name}"
+            if module_name.endswith(".py")
+            else f"python -c 'import {module_name}'"
+        )
         raise GraphError(
             f"Graph {name!r} does not import: {type(error).__name__}: {error}.",
             f"Try `{trial}` in this folder; --debug shows the traceback.",

@@ -1,10 +1,11 @@
 """Caches and LangGraph stores of a graph, as one run sees them.
 
-LangGraph has one of each for all runs of a process. Rollouts are independent samples, so each has an empty cache of its
-own, and a copy of every LangGraph store in memory that it touches. Other runs share both.
+LangGraph has one of each for all runs of a process. Rollouts are independent samples, so each has
+an empty cache of its own, and a copy of every LangGraph store in memory that it touches. Other runs
+share both.
 
-Items that a run puts into the graph's store in memory are recorded with their step, so that a later process resumes the
-thread with them. A store on a database keeps its items itself.
+Items that a run puts into the graph's store in memory are recorded with their step, so that a later
+process resumes the thread with them. A store on a database keeps its items itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ Graph = Pregel[Any, Any, Any, Any]
 _log = logging.getLogger("hrm_agent.runtime")
 _current: ContextVar[RunMemory | None] = ContextVar("hrm_agent_run_memory", default=None)
 _restored: WeakKeyDictionary[BaseStore, set[tuple[str, str]]] = WeakKeyDictionary()
-"""Stores that runs share -> threads (with the owner of their run store) whose items were put back."""
+"""Stores that runs share -> threads (with the owner of their run store) whose items were put
+back.
+"""
 _batch = InMemoryStore.batch
 _abatch = InMemoryStore.abatch
 
@@ -49,10 +52,13 @@ class RunMemory:
     """The caches and stores of one run."""
 
     def __init__(self, graph: Graph, saver: StoreSaver | None, *, alone: bool) -> None:
-        """`saver`: where items go on record; None: nowhere. `alone`: the run shares nothing with others."""
+        """`saver`: where items go on record; None: nowhere. `alone`: the run shares nothing with
+        others.
+        """
         self.store: BaseStore = InMemoryStore() if graph.store is None else graph.store
-        """The graph's own, or an empty one in memory: LangGraph's platform gives a store to every graph, so agents are
-        written without one."""
+        """The graph's own, or an empty one in memory: LangGraph's platform gives a store to every
+        graph, so agents are written without one.
+        """
         self._main = self.store if isinstance(self.store, InMemoryStore) else None
         self._saver, self._alone = saver, alone
         self._shares_main = graph.store is not None and not alone
@@ -103,7 +109,9 @@ class RunMemory:
             if not isinstance(error.__cause__, RefusedValue):
                 raise
             _log.warning(
-                "The LangGraph store keeps what no record can hold, and a later process will not find it. %s", error
+                "The LangGraph store keeps what no record can hold, and a later process will not"
+                " find it. %s",
+                error,
             )
 
     async def begin_with(self, items: Iterable[StoredItem]) -> None:
@@ -111,7 +119,9 @@ class RunMemory:
         self._copies.clear()
         await self.restore(items)
 
-    async def restore(self, items: Iterable[StoredItem], thread: tuple[str, str] = ("", "")) -> None:
+    async def restore(
+        self, items: Iterable[StoredItem], thread: tuple[str, str] = ("", "")
+    ) -> None:
         """Put the recorded items of a thread back; in a shared store, once for each process.
 
         Newer items of other runs stay.
@@ -131,7 +141,9 @@ class RunMemory:
             for place, item in newest.items()
             if (there := held[place]) is None or there.updated_at.timestamp() < item.updated_at
         ]
-        await _abatch(store, [PutOp(item.namespace, item.key, item.value, item.searched) for item in older])
+        await _abatch(
+            store, [PutOp(item.namespace, item.key, item.value, item.searched) for item in older]
+        )
         for item in older:
             if item.value is not None:
                 put = store._data[item.namespace][item.key]  # pyright: ignore[reportPrivateUsage]
@@ -142,10 +154,11 @@ def refuse_shared_store(graph: Graph, name: str) -> None:
     """Raises `ConfigError` if rollouts would share a store, since it cannot be copied for each."""
     if graph.store is not None and not isinstance(graph.store, InMemoryStore):
         raise ConfigError(
-            f"The graph {name} is compiled with a LangGraph store of its own, {type(graph.store).__name__}: what one "
-            "rollout keeps there, all others would find, so that they would be no independent samples.",
-            "Compile it with InMemoryStore for this run, which each rollout has a copy of, or let them share it: "
-            "--share-memory.",
+            f"The graph {name} is compiled with a LangGraph store of its own,"
+            f" {type(graph.store).__name__}: what one rollout keeps there, all others would find,"
+            " so that they would be no independent samples.",
+            "Compile it with InMemoryStore for this run, which each rollout has a copy of, or let"
+            " them share it: --share-memory.",
         )
 
 

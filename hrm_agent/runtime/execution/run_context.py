@@ -1,7 +1,7 @@
 """The run context and the config: options that a graph is given beside its input.
 
-A run is resumed, forked and replayed with its options. They are kept with its task, except secrets and objects that
-cannot be stored: only their names are kept, and a resume has to give them again.
+A run is resumed, forked and replayed with its options. They are kept with its task, except secrets
+and objects that cannot be stored: only their names are kept, and a resume has to give them again.
 """
 
 from __future__ import annotations
@@ -44,17 +44,23 @@ __all__ = [
 ]
 
 CONTEXT = "hrm_agent_context"
-"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
+"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a
+replay needs it.
+"""
 CONFIGURED = "hrm_agent_configurable"
 """Key there: the entries of `config["configurable"]`, as JSON."""
 STEPS = "hrm_agent_steps"
-"""Key there: the invocation's `recursion_limit` (None: LangGraph's default), and its last allowed step."""
+"""Key there: the invocation's `recursion_limit` (None: LangGraph's default), and its last allowed
+step.
+"""
 GIVEN_CONTEXT = "context"
 """Key in a task's metadata: the run context that a program gave, as JSON."""
 RECURSION_LIMIT = "recursion_limit"
 """Key there: the most steps that a program allowed."""
 NOT_KEPT = "not_kept"
-"""Key there: options that are not on record, as `configurable.NAME` or `context.NAME`, each with the reason."""
+"""Key there: options that are not on record, as `configurable.NAME` or `context.NAME`, each with
+the reason.
+"""
 GIVEN = (CONFIGURABLE, GIVEN_CONTEXT, RECURSION_LIMIT, NOT_KEPT)
 """Keys of a task's metadata that hold options."""
 _LONGEST = 1 << 16
@@ -64,7 +70,8 @@ _PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
-    """The run context in the class that the graph, known by `name`, declares; an unknown option is an error.
+    """The run context in the class that the graph, known by `name`, declares; an unknown option is
+    an error.
 
     None if it declares none, or if nothing is given to a class with required fields.
     """
@@ -81,10 +88,13 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
     values = {option: _as_declared(schema, option, value) for option, value in given.items()}
     try:
         return schema(**values) if is_dataclass(schema) or issubclass(schema, BaseModel) else values
-    except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
+    # a list where a mapping is wanted, say
+    except (TypeError, ValueError, AttributeError) as error:
         if not given:  # LangGraph makes no context then either
             return None
-        raise ConfigError(f"An option of graph {name!r} has a value of the wrong kind: {_said(error)}.") from error
+        raise ConfigError(
+            f"An option of graph {name!r} has a value of the wrong kind: {_said(error)}."
+        ) from error
 
 
 def _said(error: Exception) -> str:
@@ -125,10 +135,16 @@ def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 class InvocationNotes:
-    """Options of one invocation, for the metadata of its checkpoints: each turn of a thread may have others."""
+    """Options of one invocation, for the metadata of its checkpoints: each turn of a thread may
+    have others.
+    """
 
     def __init__(
-        self, recursion_limit: int | None, *, configurable: Mapping[str, Any], context: Mapping[str, Any] | None
+        self,
+        recursion_limit: int | None,
+        *,
+        configurable: Mapping[str, Any],
+        context: Mapping[str, Any] | None,
     ) -> None:
         """`context`: fields of the run context (None: no context is given)."""
         self._facts = dict[str, Any]()
@@ -141,9 +157,11 @@ class InvocationNotes:
     def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]:
         """Metadata of a checkpoint. The first one tells where the invocation begins."""
         if STEPS not in self._facts and self._limit is not None:
-            unseen = metadata.get("source") == "loop" and parent is None  # only the last checkpoint is kept
+            # only the last checkpoint is kept
+            unseen = metadata.get("source") == "loop" and parent is None
             stop = stop_of(-1 if unseen else metadata.get("step", -1), self._limit)
-            self._facts[STEPS] = [self._limit if type(self._limit) is int else None, stop]  # a default has its own type
+            # a default has its own type
+            self._facts[STEPS] = [self._limit if type(self._limit) is int else None, stop]
         return self._facts
 
 
@@ -156,8 +174,12 @@ class OptionsOnRecord(NamedTuple):
     """Entries of `config["configurable"]`."""
 
 
-def options_on_record(store: RunStore, thread: str, task: TaskRef | None, at: str = "") -> OptionsOnRecord:
-    """Options in force at the checkpoint `at` (empty: the newest). An edit keeps those before it."""
+def options_on_record(
+    store: RunStore, thread: str, task: TaskRef | None, at: str = ""
+) -> OptionsOnRecord:
+    """Options in force at the checkpoint `at` (empty: the newest).
+    An edit keeps those before it.
+    """
     found = shown_channels(store, thread, at, names=("",))
     while found is not None and not has_options(found.metadata) and found.parent_config is not None:
         before: Any = found.parent_config.get("configurable")
@@ -166,15 +188,23 @@ def options_on_record(store: RunStore, thread: str, task: TaskRef | None, at: st
 
 
 def options_of(metadata: Mapping[str, Any], task: TaskRef | None) -> OptionsOnRecord:
-    """Options that the metadata of a checkpoint has; `task` has those of records that were made without them."""
+    """Options that the metadata of a checkpoint has; `task` has those of records that were made
+    without them.
+    """
     of_task = task.metadata if task is not None else {}
-    of_program = of_task.get(GIVEN_CONTEXT, {}) if task is not None and task.family == RECORDED else {}
+    of_program = (
+        of_task.get(GIVEN_CONTEXT, {}) if task is not None and task.family == RECORDED else {}
+    )
     noted = STEPS in metadata
     context = metadata.get(CONTEXT, "null" if noted else None)
     configurable = metadata.get(CONFIGURED, "{}" if noted else None)
     return OptionsOnRecord(
         dict(of_program) if context is None else json.loads(str(context)),
-        dict(of_task.get(CONFIGURABLE, {})) if configurable is None else json.loads(str(configurable)),
+        (
+            dict(of_task.get(CONFIGURABLE, {}))
+            if configurable is None
+            else json.loads(str(configurable))
+        ),
     )
 
 
@@ -186,7 +216,9 @@ def has_options(metadata: Mapping[str, Any]) -> bool:
 def given_options(
     graph: Graph, configurable: Mapping[str, Any], context: Any, recursion_limit: int | None
 ) -> dict[str, Any]:
-    """Options that a program gave beside the input, for the metadata of the run's task; empty if there are none."""
+    """Options that a program gave beside the input, for the metadata of the run's task; empty if
+    there are none.
+    """
     not_kept = dict[str, str]()
     own = {name: value for name, value in configurable.items() if not _is_langgraphs(name)}
     kept: dict[str, Any] = {
@@ -217,11 +249,19 @@ def _kept(
 ) -> Iterator[tuple[str, Any]]:
     """Options that can be stored, in JSON; the names of the others go to `not_kept`."""
     for name, value in given.items():
-        form = value if _is_json(value) else _as_json(name, value, graph.context_schema if graph is not None else None)
+        form = (
+            value
+            if _is_json(value)
+            else _as_json(name, value, graph.context_schema if graph is not None else None)
+        )
         if secret_in({name: form}) is not None:
-            not_kept[f"{where}.{name}"] = "it is named like a secret, or holds an address with a password"
+            not_kept[f"{where}.{name}"] = (
+                "it is named like a secret, or holds an address with a password"
+            )
         elif value is not None and form is None:
-            not_kept[f"{where}.{name}"] = f"an object of type {type(value).__name__} cannot be stored"
+            not_kept[f"{where}.{name}"] = (
+                f"an object of type {type(value).__name__} cannot be stored"
+            )
         elif len(json.dumps(form)) > _LONGEST:
             not_kept[f"{where}.{name}"] = f"it is longer than {_LONGEST} characters"
         else:
@@ -235,7 +275,11 @@ def _is_json(value: Any) -> bool:
     if isinstance(value, dict) and type(value) is dict:
         table = cast("dict[Any, Any]", value)
         return all(type(name) is str and _is_json(item) for name, item in table.items())
-    return value is None or type(value) in (str, bool, int) or (type(value) is float and value - value == 0)
+    return (
+        value is None
+        or type(value) in (str, bool, int)
+        or (type(value) is float and value - value == 0)
+    )
 
 
 def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
@@ -244,8 +288,12 @@ def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
         return None
     try:
         form = to_jsonable_python(value)
-        declared: Any = schema.model_fields[name].annotation if issubclass(schema, BaseModel) else None
-        made = (TypeAdapter(declared) if declared is not None else _readers(schema)[name]).validate_python(form)
+        declared: Any = (
+            schema.model_fields[name].annotation if issubclass(schema, BaseModel) else None
+        )
+        made = (
+            TypeAdapter(declared) if declared is not None else _readers(schema)[name]
+        ).validate_python(form)
         return form if type(made) is type(value) and made == value else None
     except (PydanticSerializationError, PydanticUserError, ValueError, TypeError, KeyError):
         return None
@@ -261,7 +309,8 @@ def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str
         if name not in given.get(where, ()):
             flag = "--config" if where == CONFIGURABLE else "--context"
             raise RunError(
-                f"Thread {thread!r} was run with the option {name!r} in its {where}, which is not on record: {reason}.",
-                f"Give it again, so that no default is taken in its place: `hrm-agent resume {thread} {flag} "
-                f"{name}=VALUE`.",
+                f"Thread {thread!r} was run with the option {name!r} in its {where}, which is not"
+                f" on record: {reason}.",
+                "Give it again, so that no default is taken in its place: `hrm-agent resume"
+                f" {thread} {flag} {name}=VALUE`.",
             )

@@ -12,7 +12,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-async def run_group(items: Iterable[Item], run: Callable[[Item], Coroutine[Any, Any, Result]]) -> list[Result]:
+async def run_group(
+    items: Iterable[Item], run: Callable[[Item], Coroutine[Any, Any, Result]]
+) -> list[Result]:
     """`run` of each item, all at once; the results in the items' order.
 
     The first error cancels the rest, and is raised by itself rather than as a group.

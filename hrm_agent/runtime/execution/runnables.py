@@ -1,7 +1,8 @@
-"""LangChain runnables that are no graphs, run as graphs of one node: chains around a graph, executors, managers.
+"""LangChain runnables that are no graphs, run as graphs of one node: chains around a graph,
+executors, managers.
 
-Inside the node the runnable is what it was. The model and tool calls that it makes are those of the node, so that they
-go on record, are resumed and replayed; a graph among its steps is a subgraph.
+Inside the node the runnable is what it was. The model and tool calls that it makes are those of the
+node, so that they go on record, are resumed and replayed; a graph among its steps is a subgraph.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ __all__ = ["graph_around", "is_runnable"]
 
 def is_runnable(found: Any) -> bool:
     """False for graphs, for those of another process, and for a model or a tool by itself."""
-    return isinstance(found, Runnable) and not isinstance(found, (PregelProtocol, BaseLanguageModel, BaseTool))
+    return isinstance(found, Runnable) and not isinstance(
+        found, (PregelProtocol, BaseLanguageModel, BaseTool)
+    )
 
 
 def graph_around(runnable: Runnable[Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """A graph whose one node is the runnable, of its name. It takes what the runnable does.
 
-    What comes out is its state, so that messages stay as they are, and objects of other classes stand in it as JSON: no
-    schema says which classes a record of it may be trusted with. The same object gives the same graph.
+    What comes out is its state, so that messages stay as they are, and objects of other classes
+    stand in it as JSON: no schema says which classes a record of it may be trusted with. The same
+    object gives the same graph.
     """
     return _around(_Itself(runnable))
 

@@ -1,8 +1,8 @@
 """A graph's input from JSON, with objects of the classes that its state declares.
 
-LangGraph makes objects of a state that is itself a pydantic model. In a state that is a typed dict or a dataclass, a
-field that is declared as a pydantic model or a dataclass, or as a list, a mapping or a union of such, would reach the
-nodes as plain dicts.
+LangGraph makes objects of a state that is itself a pydantic model. In a state that is a typed dict
+or a dataclass, a field that is declared as a pydantic model or a dataclass, or as a list, a mapping
+or a union of such, would reach the nodes as plain dicts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ __all__ = ["typed_input"]
 
 
 def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an input with their objects. `schema`: the class of the graph's input; None if it has none.
+    """The fields of an input with their objects. `schema`: the class of the graph's input; None if
+    it has none.
 
     Raises `ConfigError` for a value that is none of its field's type.
     """
@@ -29,7 +30,10 @@ def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         _refuse_invalid(schema, fields)
         return dict(fields)
     readers = _readers(schema) if schema is not None else {}
-    return {name: _read(readers[name], name, value) if name in readers else value for name, value in fields.items()}
+    return {
+        name: _read(readers[name], name, value) if name in readers else value
+        for name, value in fields.items()
+    }
 
 
 @lru_cache
@@ -40,7 +44,8 @@ def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
         if _holds_objects(declared):
             try:
                 readers[name] = TypeAdapter(declared)
-            except PydanticUserError:  # it names a class that pydantic knows nothing of: the value stays as it is
+            # it names a class that pydantic knows nothing of: the value stays as it is
+            except PydanticUserError:
                 continue
     return readers
 
@@ -73,7 +78,11 @@ def _refuse_invalid(schema: type[BaseModel], fields: Mapping[str, Any]) -> None:
 def _refused(first: Any, *before: str) -> ConfigError:
     place = ".".join(str(part) for part in (*before, *first["loc"]))
     shown = repr(first["input"])
-    given = "" if first["type"] == "missing" else f", not {shown if len(shown) <= 80 else f'{shown[:80]}...'}"
+    given = (
+        ""
+        if first["type"] == "missing"
+        else f", not {shown if len(shown) <= 80 else f'{shown[:80]}...'}"
+    )
     return ConfigError(
         f"The field {place or 'input'!r} of the graph's input: {first['msg']}{given}.",
         "The graph's state declares its type.",

@@ -1,1 +1,3 @@
-"""Recording programs that know nothing of records: `with record("runs/x.db"):` around whatever invokes graphs."""
+"""Recording programs that know nothing of records: `with record("runs/x.db"):` around whatever
+invokes graphs.
+"""

@@ -1,9 +1,10 @@
 """Recording of programs that nobody edits: `HRM_AGENT_STORE=runs/x.db python theirs.py`.
 
-Python reads the installed `hrm_agent_record.pth` when it starts, and calls `install` where the variable is set; so does
-`hrm-agent record -- COMMAND`, by a `sitecustomize` of its own, for installations without that file. Nothing else is
-imported then. When the program imports LangGraph, a finder that waits for it wraps the two ways into a graph, and is
-gone; the first invocation opens the store, and the end of the process closes it.
+Python reads the installed `hrm_agent_record.pth` when it starts, and calls `install` where the
+variable is set; so does `hrm-agent record -- COMMAND`, by a `sitecustomize` of its own, for
+installations without that file. Nothing else is imported then. When the program imports LangGraph,
+a finder that waits for it wraps the two ways into a graph, and is gone; the first invocation opens
+the store, and the end of the process closes it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ __all__ = ["ALLOW_VARIABLE", "DRAWS_VARIABLE", "VARIABLE", "install"]
 VARIABLE = "HRM_AGENT_STORE"
 """Environment variable: the store that every program which is started with it is recorded into."""
 ALLOW_VARIABLE = "HRM_AGENT_ALLOW"
-"""Environment variable: names of types (`package.module:Type`) that states may hold, with commas between them."""
+"""Environment variable: names of types (`package.module:Type`) that states may hold, with commas
+between them.
+"""
 DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
-"""Environment variable: with 1, what nodes take from the clock, `uuid4` and `random` is recorded, too."""
+"""Environment variable: with 1, what nodes take from the clock, `uuid4` and `random` is recorded,
+too.
+"""
 _MODULE = "langgraph.pregel.main"
 _STRICT = "LANGGRAPH_STRICT_MSGPACK"
 _WAYS_IN = ("stream", "astream")
@@ -35,8 +40,8 @@ _WAYS_IN = ("stream", "astream")
 def install(strict: str | None) -> None:
     """Have graphs recorded from the moment at which LangGraph is imported.
 
-    `strict`: what `LANGGRAPH_STRICT_MSGPACK` was before this package, which sets it, was imported: a program that is
-    only watched keeps its own checkpointers as they are.
+    `strict`: what `LANGGRAPH_STRICT_MSGPACK` was before this package, which sets it, was imported:
+    a program that is only watched keeps its own checkpointers as they are.
     """
     if strict is None:
         os.environ.pop(_STRICT, None)

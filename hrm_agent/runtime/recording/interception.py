@@ -1,7 +1,8 @@
-"""Where invocations of graphs are seen: `Pregel.stream` and `Pregel.astream`, which all other ways in go through.
+"""Where invocations of graphs are seen: `Pregel.stream` and `Pregel.astream`, which all other ways
+in go through.
 
-Outside of a recording the wrappers hand on what LangGraph returns. Inside one, the recording is in force while the
-graph takes a step, and never while the consumer of its stream does something else.
+Outside of a recording the wrappers hand on what LangGraph returns. Inside one, the recording is in
+force while the graph takes a step, and never while the consumer of its stream does something else.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ Current = Callable[[], Recorder | None]
 
 @functools.cache
 def intercept(current: Current) -> None:
-    """Wrap the entry points of graphs, once per process: an invocation is recorded while a `record` block is open."""
+    """Wrap the entry points of graphs, once per process: an invocation is recorded while a `record`
+    block is open.
+    """
     pregel: Any = Pregel
     pregel.stream = _observed(pregel.stream, current)
     pregel.astream = _observed_async(pregel.astream, current)
 
 
 def _recorder(current: Current) -> Recorder | None:
-    """None inside of a run that is recorded already: a subgraph's steps, or a run of this project's own."""
+    """None inside of a run that is recorded already: a subgraph's steps, or a run of this project's
+    own.
+    """
     recorder = current()
     return None if recorder is None or open_recording() is not None else recorder
 
@@ -63,7 +68,9 @@ def _observed_async(entry: Any, current: Current) -> Any:
 def _steps(
     recorder: Recorder, entry: Any, graph: Any, given: Any, config: Any, options: dict[str, Any]
 ) -> Generator[Any]:
-    run = recorder.begin(graph, given, config, options.get("context"), recorder.find_own(graph, config))
+    run = recorder.begin(
+        graph, given, config, options.get("context"), recorder.find_own(graph, config)
+    )
     if run is None:
         yield from entry(graph, given, config, **options)
         return

@@ -19,7 +19,15 @@ from hrm_agent.runtime.execution.graph_run import GraphRun, as_state
 from hrm_agent.runtime.failures import run_failed
 from hrm_agent.runtime.recording.observation import Losses, Observation
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import NOT_RECORDED, Recording, RunStatus, StopReason, Trajectory, TurnEnd, recording
+from hrm_agent.trajectory import (
+    NOT_RECORDED,
+    Recording,
+    RunStatus,
+    StopReason,
+    Trajectory,
+    TurnEnd,
+    recording,
+)
 
 __all__ = ["Invocation"]
 
@@ -73,7 +81,9 @@ class Invocation:
 
     def _ended_at(self, snapshot: StateSnapshot | None) -> TurnEnd:
         values: Any = snapshot.values if snapshot is not None else {}
-        end = GraphRun(self.graph, self.config, None, lambda: None, self.record).outcome(as_state(values))
+        end = GraphRun(self.graph, self.config, None, lambda: None, self.record).outcome(
+            as_state(values)
+        )
         if snapshot is not None and (snapshot.interrupts or snapshot.next):
             waits = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.INTERRUPT}
             return end.model_copy(update=waits)

@@ -1,7 +1,8 @@
 """Recording of a foreign program, which goes on whatever fails in the record.
 
-An `Episode` stops at a hole in its record. A foreign program has its own purpose: a full disk or a state that cannot be
-stored is logged once, and the rest is not recorded. If the record can be written again at its end, it says so there.
+An `Episode` stops at a hole in its record. A foreign program has its own purpose: a full disk or a
+state that cannot be stored is logged once, and the rest is not recorded. If the record can be
+written again at its end, it says so there.
 """
 
 from __future__ import annotations
@@ -39,18 +40,24 @@ class Losses:
         self.first: str | None = None
         """The first loss in words."""
         self.store_is_away = False
-        """The store could not be written. It is not tried again before the end, since each try may wait for a lock."""
+        """The store could not be written. It is not tried again before the end, since each try may
+        wait for a lock.
+        """
 
     def __call__(self, error: BaseException) -> None:
         self.first = self.first or f"{type(error).__name__}: {text_of(error)}"
-        self.store_is_away |= isinstance(error, StoreError) and not isinstance(error, UnstorableError)
+        self.store_is_away |= isinstance(error, StoreError) and not isinstance(
+            error, UnstorableError
+        )
         self._tell(error)
 
 
 class Observation(Recording):
     """The calls of one invocation, all of them on one thread."""
 
-    def __init__(self, journal: Journal, thread_id: str, on_loss: Losses, on_model: Callable[[str], None]) -> None:
+    def __init__(
+        self, journal: Journal, thread_id: str, on_loss: Losses, on_model: Callable[[str], None]
+    ) -> None:
         super().__init__(cast(Journal, _ForgivingJournal(journal, on_loss)))
         self.thread_id = self.run_id = thread_id
         self.models = Counter[str]()
@@ -101,8 +108,8 @@ class _ForgivingJournal:
 class ObservedThread(StoreSaver):
     """The store's checkpointer for one invocation of a program's graph: all on one thread.
 
-    The program's own name of its thread is unchanged. Without a checkpointer LangGraph begins each invocation afresh,
-    so a thread that is invoked again is another one here.
+    The program's own name of its thread is unchanged. Without a checkpointer LangGraph begins each
+    invocation afresh, so a thread that is invoked again is another one here.
     """
 
     @classmethod
@@ -118,7 +125,10 @@ class ObservedThread(StoreSaver):
     """Shared by the copies that LangGraph makes. Not empty: no further checkpoint is written."""
 
     def _here(self, config: RunnableConfig) -> RunnableConfig:
-        return {**config, "configurable": {**config.get("configurable", {}), "thread_id": self._thread_id}}
+        return {
+            **config,
+            "configurable": {**config.get("configurable", {}), "thread_id": self._thread_id},
+        }
 
     def _is_lost(self) -> bool:
         return bool(self._lost) or self._on_loss.store_is_away
@@ -127,7 +137,9 @@ class ObservedThread(StoreSaver):
         super()._choose(self._thread_id, checkpoint_id)
 
     def choose(self, config: RunnableConfig) -> None:
-        """Make the checkpoint that `config` names the parent of the next one, even if it is not the newest here."""
+        """Make the checkpoint that `config` names the parent of the next one, even if it is not the
+        newest here.
+        """
         if checkpoint_id := config.get("configurable", {}).get("checkpoint_id"):
             self._choose(self._thread_id, str(checkpoint_id))
 
@@ -149,7 +161,11 @@ class ObservedThread(StoreSaver):
             return super()._put(self._here(config), checkpoint, metadata, new_versions, waits=waits)
 
     def _put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
     ) -> Future[None] | None:
         with may_block():
             return super()._put_writes(self._here(config), writes, task_id, task_path)
@@ -183,7 +199,11 @@ class ObservedThread(StoreSaver):
         return _config_of(config, checkpoint)
 
     def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
     ) -> None:
         if not self._is_lost():
             try:
@@ -192,7 +212,11 @@ class ObservedThread(StoreSaver):
                 self._lose(error)
 
     async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
     ) -> None:
         if not self._is_lost():
             try:
@@ -231,7 +255,8 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     def _changed(
         self, config: RunnableConfig, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> ChannelVersions:
-        """Versions of the channels to record: at the beginning all, as the program's checkpointer gave them back.
+        """Versions of the channels to record: at the beginning all, as the program's checkpointer
+        gave them back.
 
         It may return a value as another, such as a tuple as a list.
         """
@@ -240,7 +265,10 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
             return new_versions
         self._begun.add(namespace)
         held = checkpoint["channel_values"]
-        return {**{k: version for k, version in checkpoint["channel_versions"].items() if k in held}, **new_versions}
+        return {
+            **{k: version for k, version in checkpoint["channel_versions"].items() if k in held},
+            **new_versions,
+        }
 
     def put(
         self,
@@ -251,7 +279,9 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         kept = self._own.put(config, checkpoint, metadata, new_versions)
         self._thread.choose(config)
-        self._thread.put(config, checkpoint, metadata, self._changed(config, checkpoint, new_versions))
+        self._thread.put(
+            config, checkpoint, metadata, self._changed(config, checkpoint, new_versions)
+        )
         return kept
 
     async def aput(
@@ -263,12 +293,16 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         kept = await self._own.aput(config, checkpoint, metadata, new_versions)
         self._thread.choose(config)
-        await self._thread.aput(config, checkpoint, metadata, self._changed(config, checkpoint, new_versions))
+        await self._thread.aput(
+            config, checkpoint, metadata, self._changed(config, checkpoint, new_versions)
+        )
         return kept
 
     @property
     def put_writes(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """With the parameters of the program's own: LangGraph gives the path of a task to those that take it."""
+        """With the parameters of the program's own: LangGraph gives the path of a task to those
+        that take it.
+        """
 
         @functools.wraps(self._own.put_writes)
         def put_writes(*given: Any, **named: Any) -> None:
@@ -288,7 +322,17 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
         return aput_writes
 
 
-_MIRRORED = {"_own", "_thread", "_begun", "_changed", "with_allowlist", "put", "aput", "put_writes", "aput_writes"}
+_MIRRORED = {
+    "_own",
+    "_thread",
+    "_begun",
+    "_changed",
+    "with_allowlist",
+    "put",
+    "aput",
+    "put_writes",
+    "aput_writes",
+}
 
 
 def _config_of(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:

@@ -5,14 +5,15 @@
     with record("runs/x.db"):
         graph.invoke({"messages": [("user", "What is 6 times 7?")]})
 
-It holds in the context that it was opened in and nowhere else: in its thread and its task, in the tasks that are made
-inside it, and in threads that are given a copy of the context, as `asyncio.to_thread` and the executors of LangChain
-and LangGraph give it. A plain `ThreadPoolExecutor.submit` or `threading.Thread` gives none: what those run is recorded
-under `contextvars.copy_context().run`, or by a block of its own. So a server whose requests have blocks of their own
-keeps them apart, and one that opens a block around its start has them all. Blocks on one path share one store.
-`async with` does the same, and so does `@record("runs/x.db")` over a function.
-A generator has no context of its own: a block that is open at its `yield` holds for its caller, and not for its next
-step in another thread.
+It holds in the context that it was opened in and nowhere else: in its thread and its task, in the
+tasks that are made inside it, and in threads that are given a copy of the context, as
+`asyncio.to_thread` and the executors of LangChain and LangGraph give it. A plain
+`ThreadPoolExecutor.submit` or `threading.Thread` gives none: what those run is recorded under
+`contextvars.copy_context().run`, or by a block of its own. So a server whose requests have blocks
+of their own keeps them apart, and one that opens a block around its start has them all. Blocks on
+one path share one store. `async with` does the same, and so does `@record("runs/x.db")` over a
+function. A generator has no context of its own: a block that is open at its `yield` holds for its
+caller, and not for its next step in another thread.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _own: ContextVar[tuple[Recorder, ...]] = ContextVar("hrm_agent_recorder", defaul
 """Those of the blocks around this code, the innermost last; a task may outlive the inner ones."""
 _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
-"""Of every block that is open its place and its recorder, in the order in which they were opened."""
+"""Of every block that is open its place and its recorder,
+in the order in which they were opened.
+"""
 _of_process: Recorder | None = None
 """Recorder of a process that is recorded as a whole."""
 
@@ -54,12 +57,18 @@ def current_recorder() -> Recorder | None:
 
 
 def record(
-    where: str | Path, *, key: str | bytes | None = None, allow: tuple[str, ...] = (), draws: bool = False
+    where: str | Path,
+    *,
+    key: str | bytes | None = None,
+    allow: tuple[str, ...] = (),
+    draws: bool = False,
 ) -> RecordingBlock:
-    """Record all graphs that are invoked inside the block into a store; `where`, `key`, `allow`: as `open_store`.
+    """Record all graphs that are invoked inside the block into a store; `where`, `key`, `allow`: as
+    `open_store`.
 
-    `draws`: also what nodes draw from the clock, `uuid4` and `random`, so that a replay can give it back. From then on
-    this process's nodes draw `random` from generators of their own, and every look at the clock takes a microsecond.
+    `draws`: also what nodes draw from the clock, `uuid4` and `random`, so that a replay can give it
+    back. From then on this process's nodes draw `random` from generators of their own, and every
+    look at the clock takes a microsecond.
     """
     if draws:
         record_draws()
@@ -96,11 +105,15 @@ class RecordingBlock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         place, recorder = self._entered.pop()
         around = [*_own.get()]
-        if recorder in around:  # else it is left in another context than it was entered in, as by a notebook's cells
+        # else it is left in another context than it was entered in, as by a notebook's cells
+        if recorder in around:
             del around[len(around) - 1 - around[::-1].index(recorder)]
             _own.set(tuple(around))
         with _lock:
@@ -112,7 +125,10 @@ class RecordingBlock:
         return self.__enter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.__exit__(kind, error, trace)
 
@@ -120,8 +136,9 @@ class RecordingBlock:
         where, options = self._where, self._options
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"A record block over the generator {function.__name__!r} would end before its first step. Open it "
-                "inside, around each invocation of a graph, or around the code that runs the generator to its end."
+                f"A record block over the generator {function.__name__!r} would end before its"
+                " first step. Open it inside, around each invocation of a graph, or around the"
+                " code that runs the generator to its end."
             )
         if inspect.iscoroutinefunction(function):
 

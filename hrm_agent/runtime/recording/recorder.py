@@ -1,9 +1,10 @@
 """The store that a program is recorded into, and the invocations that are under way.
 
-A graph without a checkpointer is given the store's for the run. Since LangGraph begins each of its invocations afresh,
-each is a trajectory of its own. A graph with a checkpointer of its own keeps it and reads from it alone. The record
-gets a copy of each checkpoint (`OwnThread`), and each further invocation of a thread is a turn of its trajectory. So a
-program does the same with a record as without. Recorded threads can be resumed, replayed and forked.
+A graph without a checkpointer is given the store's for the run. Since LangGraph begins each of its
+invocations afresh, each is a trajectory of its own. A graph with a checkpointer of its own keeps it
+and reads from it alone. The record gets a copy of each checkpoint (`OwnThread`), and each further
+invocation of a thread is a turn of its trajectory. So a program does the same with a record as
+without. Recorded threads can be resumed, replayed and forked.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ from hrm_agent.runtime.execution.conversation import (
 )
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
-from hrm_agent.runtime.execution.run_context import GIVEN, GIVEN_CONTEXT, InvocationNotes, given_options
+from hrm_agent.runtime.execution.run_context import (
+    GIVEN,
+    GIVEN_CONTEXT,
+    InvocationNotes,
+    given_options,
+)
 from hrm_agent.runtime.recording.invocation import Invocation
 from hrm_agent.runtime.recording.observation import Losses, MirroredSaver, ObservedThread
 from hrm_agent.store import RunStore, StoreSaver, open_store
@@ -59,14 +65,20 @@ __all__ = ["Recorder"]
 
 Graph = Pregel[Any, Any, Any, Any]
 _MOST_OF_AN_INPUT = 1 << 16
-"""Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has it all."""
+"""Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has
+it all.
+"""
 _MOST_AHEAD = 100
-"""Most checkpoints that a thread may have beyond the newest recorded one; with more it counts as another thread."""
+"""Most checkpoints that a thread may have beyond the newest recorded one; with more it counts as
+another thread.
+"""
 _log = logging.getLogger("hrm_agent.record")
 
 
 class OwnThread(NamedTuple):
-    """State of a thread in a program's own checkpointer before it is invoked, compared with the record."""
+    """State of a thread in a program's own checkpointer before it is invoked, compared with the
+    record.
+    """
 
     saver: BaseCheckpointSaver[Any]
     """The program's checkpointer."""
@@ -112,7 +124,9 @@ class Recorder:
     # a checkpointer of the program's own
 
     def find_own(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
-        """The thread in the graph's own checkpointer; None if there is no checkpointer, or it cannot be read."""
+        """The thread in the graph's own checkpointer; None if there is no checkpointer, or it
+        cannot be read.
+        """
         try:
             saver, look = self._look(graph, config)
             found = None
@@ -143,7 +157,9 @@ class Recorder:
             return None, None
         merged = config_in_force(graph.config, config)
         named = merged.get("configurable", {})
-        saver = checkpointer_of(graph, merged) if TASK not in named and named.get("thread_id") else None
+        saver = (
+            checkpointer_of(graph, merged) if TASK not in named and named.get("thread_id") else None
+        )
         if saver is None or (isinstance(saver, StoreSaver) and saver.url == self.store.url):
             return None, None
         return saver, self._find(saver, graph, named)
@@ -151,8 +167,14 @@ class Recorder:
     def _find(
         self, saver: BaseCheckpointSaver[Any], graph: Graph, named: dict[str, Any]
     ) -> Generator[RunnableConfig, CheckpointTuple | None, OwnThread]:
-        """Yields configs of checkpoints, and is sent the checkpoint that the program's checkpointer has for each."""
-        kept = {name: named[name] for name in ("thread_id", "checkpoint_ns", "checkpoint_id") if named.get(name)}
+        """Yields configs of checkpoints, and is sent the checkpoint that the program's checkpointer
+        has for each.
+        """
+        kept = {
+            name: named[name]
+            for name in ("thread_id", "checkpoint_ns", "checkpoint_id")
+            if named.get(name)
+        }
         found = newest = yield {"configurable": kept}
         with may_block():
             begun = self._with_checkpoints(str(named["thread_id"]))
@@ -173,7 +195,9 @@ class Recorder:
         return OwnThread(saver, newest, since, None)
 
     def _with_checkpoints(self, thread: str) -> list[str]:
-        """Threads on record that the program may have called `thread`, and that have checkpoints."""
+        """Threads on record that the program may have called `thread`,
+        and that have checkpoints.
+        """
         escaped = thread.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = "SELECT id FROM threads t WHERE (id = ? OR id LIKE ? ESCAPE ?) AND EXISTS "
         query += "(SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = ?)"
@@ -184,7 +208,11 @@ class Recorder:
     def _holder_of(self, checkpoint_id: str, threads: Sequence[str]) -> str | None:
         query = "SELECT 1 FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
         with self.store.database.read() as cursor:
-            held = (name for name in threads if cursor.execute(query, (name, "", checkpoint_id)).fetchone())
+            held = (
+                name
+                for name in threads
+                if cursor.execute(query, (name, "", checkpoint_id)).fetchone()
+            )
             return next(held, None)
 
     def begin(
@@ -195,7 +223,9 @@ class Recorder:
         context: Any = None,
         own: OwnThread | None = None,
     ) -> Invocation | None:
-        """Record that `graph` is invoked; None for what is no root graph's run, or cannot be recorded."""
+        """Record that `graph` is invoked; None for what is no root graph's run, or cannot be
+        recorded.
+        """
         try:
             merged = config_in_force(graph.config, config)
             if TASK in merged.get("configurable", {}):
@@ -219,31 +249,45 @@ class Recorder:
         own: OwnThread | None,
     ) -> Invocation:
         named: dict[str, Any] = merged.get("configurable", {})
-        thread = str(named.get("thread_id") or "") or time.strftime("recorded-%Y%m%d-%H%M%S-") + secrets.token_hex(4)
+        thread = str(named.get("thread_id") or "") or time.strftime(
+            "recorded-%Y%m%d-%H%M%S-"
+        ) + secrets.token_hex(4)
         saver = named.get(SAVER, graph.checkpointer)
         losses = Losses(self.lose)
         with ExitStack() as stack:
             limit = merged.get("recursion_limit")
-            beside = given_options(graph, named, context, limit if type(limit) is int else None)  # not a default
+            # not a default
+            beside = given_options(graph, named, context, limit if type(limit) is int else None)
             said = None if context is None else beside.get(GIVEN_CONTEXT, {})
             notes = InvocationNotes(limit, configurable=beside.get(CONFIGURABLE, {}), context=said)
             record = _given(self._record(graph, given, thread, saver, own, stack), beside)
             in_config: RunnableConfig = config or {}
-            kept = self._checkpointer(graph, record.thread_id, losses) if saver is None or own is not None else None
+            kept = (
+                self._checkpointer(graph, record.thread_id, losses)
+                if saver is None or own is not None
+                else None
+            )
             if kept is not None:
                 used = kept if own is None else self._mirrored(own, kept, record.thread_id)
                 kept.notes = notes
-                in_config = {**in_config, "configurable": {**named, SAVER: used, "thread_id": thread}}
+                in_config = {
+                    **in_config,
+                    "configurable": {**named, SAVER: used, "thread_id": thread},
+                }
             elif isinstance(saver, StoreSaver) and saver.url == self.store.url:
                 in_config = {**in_config, "configurable": {**named, SAVER: saver.noting(notes)}}
             self.store.journal.write_trajectory(record)
-            return Invocation(graph, in_config, self.store, record, stack.pop_all(), losses, self._ended)
+            return Invocation(
+                graph, in_config, self.store, record, stack.pop_all(), losses, self._ended
+            )
 
     def _checkpointer(self, graph: Graph, thread: str, losses: Losses) -> ObservedThread:
         return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, losses)
 
     def _mirrored(self, own: OwnThread, kept: ObservedThread, thread: str) -> MirroredSaver:
-        """Record missing checkpoints first; for a thread that began before its record, the newest one."""
+        """Record missing checkpoints first; for a thread that began before its record, the newest
+        one.
+        """
         missing = own.missing
         if thread != own.known_as:
             missing = own.missing or [found for found in (own.newest,) if found is not None]
@@ -255,7 +299,9 @@ class Recorder:
         return MirroredSaver(own.saver, kept)
 
     def _put_lost_writes(self, newest: CheckpointTuple, kept: ObservedThread, thread: str) -> None:
-        """Record writes that only the program's checkpointer has: the process was killed between the two."""
+        """Record writes that only the program's checkpointer has: the process was killed between
+        the two.
+        """
         named = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": newest.checkpoint["id"]}
         known = self.store.checkpointer.get_tuple({"configurable": named})
         if known is None:
@@ -271,20 +317,35 @@ class Recorder:
     # the trajectory
 
     def _record(
-        self, graph: Graph, given: Any, thread: str, saver: Any, own: OwnThread | None, stack: ExitStack
+        self,
+        graph: Graph,
+        given: Any,
+        thread: str,
+        saver: Any,
+        own: OwnThread | None,
+        stack: ExitStack,
     ) -> Trajectory:
         """The trajectory that the invocation belongs to, its thread held."""
         resumes = is_resumption(given)
         named = self._waiting.get(thread, thread) if resumes and saver is None else thread
         known = self._known(named := own.known_as or named if own is not None else named)
         if own is not None and own.known_as is None and thread in self._with_checkpoints(thread):
-            return self._apart(graph, given, thread, saver, stack)  # another program's thread has this name
-        continues = known is not None and (bool(saver) or (resumes and known.stop_reason is StopReason.INTERRUPT))
+            # another program's thread has this name
+            return self._apart(graph, given, thread, saver, stack)
+        continues = known is not None and (
+            bool(saver) or (resumes and known.stop_reason is StopReason.INTERRUPT)
+        )
         if (known is None or continues) and self._is_held(named, stack):
-            return self._begun(graph, given, named, saver) if known is None else self._continued(known, given)
+            return (
+                self._begun(graph, given, named, saver)
+                if known is None
+                else self._continued(known, given)
+            )
         return self._apart(graph, given, thread, saver, stack)  # run twice at once, or begun afresh
 
-    def _apart(self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack) -> Trajectory:
+    def _apart(
+        self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack
+    ) -> Trajectory:
         another = f"{thread}#{secrets.token_hex(4)}"
         stack.enter_context(self.store.lease(another))
         return self._begun(graph, given, another, saver)
@@ -300,7 +361,9 @@ class Recorder:
 
     def _begun(self, graph: Graph, given: Any, thread: str, saver: Any) -> Trajectory:
         asked = asked_by(given)
-        metadata = {} if len(json.dumps(asked.data)) > _MOST_OF_AN_INPUT else {TASK_INPUTS: asked.data}
+        metadata = (
+            {} if len(json.dumps(asked.data)) > _MOST_OF_AN_INPUT else {TASK_INPUTS: asked.data}
+        )
         if saver is not None:
             metadata[CHECKPOINTER] = type(saver).__name__
         return Trajectory(
@@ -373,7 +436,9 @@ os.register_at_fork(after_in_child=_in_child)
 def _given(record: Trajectory, beside: Mapping[str, Any]) -> Trajectory:
     """Replace the options of a record by those of the newest invocation, `beside`."""
     kept = {name: value for name, value in record.task.metadata.items() if name not in GIVEN}
-    return record.model_copy(update={"task": record.task.model_copy(update={"metadata": {**kept, **beside}})})
+    return record.model_copy(
+        update={"task": record.task.model_copy(update={"metadata": {**kept, **beside}})}
+    )
 
 
 def _with_id(record: Trajectory, asked: Asked) -> Trajectory:
@@ -381,4 +446,6 @@ def _with_id(record: Trajectory, asked: Asked) -> Trajectory:
     if asked.message_id is None:
         return record
     *before, turn = record.turns
-    return record.model_copy(update={"turns": (*before, turn.model_copy(update={"id": asked.message_id}))})
+    return record.model_copy(
+        update={"turns": (*before, turn.model_copy(update={"id": asked.message_id}))}
+    )

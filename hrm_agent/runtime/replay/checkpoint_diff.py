@@ -1,7 +1,7 @@
 """Two checkpoints compared as bytes, with what their tasks wrote, and how they differ in words.
 
-Generated ids may be others (`hrm_agent.runtime.replay.renaming`), and what a person wants ignored may differ
-(`hrm_agent.runtime.replay.ignored_paths`); all else has to be equal.
+Generated ids may be others (`hrm_agent.runtime.replay.renaming`), and what a person wants ignored
+may differ (`hrm_agent.runtime.replay.ignored_paths`); all else has to be equal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ __all__ = [
 ]
 
 Equal = Callable[[bytes, bytes], bool]
-"""Whether serialised values, the recorded and the replayed one, count as equal: `Renaming.equal`."""
+"""Whether serialised values, the recorded and the replayed one, count as equal:
+`Renaming.equal`.
+"""
 _NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
 """Channels of writes that do not change the state."""
 _IN_WORDS = {INTERRUPT: "question", ERROR: "error"}
@@ -87,11 +89,13 @@ def same_next_tasks(
 ) -> bool:
     """True if the same nodes come next, with the same arguments.
 
-    `managed`: names of values that LangGraph counts beside the state, such as the remaining steps. They depend on where
-    a run was resumed.
+    `managed`: names of values that LangGraph counts beside the state, such as the remaining steps.
+    They depend on where a run was resumed.
     """
     old, new = (_next(found, ignored, managed) for found in (recorded, now))
-    return old.keys() == new.keys() and all(_equal(serializer, old[name], new[name], equal) for name in old)
+    return old.keys() == new.keys() and all(
+        _equal(serializer, old[name], new[name], equal) for name in old
+    )
 
 
 def next_changes(recorded: CheckpointTuple, now: CheckpointTuple) -> Change:
@@ -104,8 +108,9 @@ class TaskWrites:
     """Writes of one task to the checkpoint that it started from."""
 
     channels: tuple[tuple[str, Any], ...]
-    """Channel and value of its writes in order, then an error that another node handles, and questions to a person;
-    LangGraph's other notes are left out."""
+    """Channel and value of its writes in order, then an error that another node handles, and
+    questions to a person; LangGraph's other notes are left out.
+    """
     failed: bool
     """Whether an attempt ended in an error."""
 
@@ -126,7 +131,9 @@ class TaskWrites:
 
 
 def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
-    """Task id -> its writes. Neither the input of a run nor answers to questions belong to a task."""
+    """Task id -> its writes. Neither the input of a run nor answers to questions belong to a
+    task.
+    """
     by_task: dict[str, list[tuple[str, Any]]] = {}
     for task, channel, value in found.pending_writes or ():
         if task != NULL_TASK and channel != RESUME:
@@ -145,21 +152,34 @@ def _writes_of(writes: Sequence[tuple[str, Any]]) -> TaskWrites:
 
 
 def write_changes(
-    serializer: SerializerProtocol, recorded: TaskWrites, now: TaskWrites, equal: Equal, ignored: Ignored
+    serializer: SerializerProtocol,
+    recorded: TaskWrites,
+    now: TaskWrites,
+    equal: Equal,
+    ignored: Ignored,
 ) -> tuple[Change, ...]:
     """Writes of a task that differ.
 
-    Left out are channels that an ignored path leads into, and channels that trigger nodes: these are compared in the
-    next checkpoint (`same_next_tasks`).
+    Left out are channels that an ignored path leads into, and channels that trigger nodes: these
+    are compared in the next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
-    if recorded.ended and now.ended and recorded.asked is not now.asked:  # answered before it asked, as in a fork
+    # answered before it asked, as in a fork
+    if recorded.ended and now.ended and recorded.asked is not now.asked:
         old, new = ([write for write in writes if write[0] != INTERRUPT] for writes in (old, new))
     if [channel for channel, _ in old] == [channel for channel, _ in new]:
-        pairs = [(channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)]
+        pairs = [
+            (channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)
+        ]
         differ = [pair for pair in pairs if not _same_write(serializer, *pair[1:], equal)]
-        return tuple(Change(_shown_channel(channel), "", _diff(then, value)) for channel, then, value in differ)
-    shown = ([[_shown_channel(channel), plain(value)] for channel, value in writes] for writes in (old, new))
+        return tuple(
+            Change(_shown_channel(channel), "", _diff(then, value))
+            for channel, then, value in differ
+        )
+    shown = (
+        [[_shown_channel(channel), plain(value)] for channel, value in writes]
+        for writes in (old, new)
+    )
     return (Change("writes", "", _diff(*shown)),)
 
 
@@ -172,8 +192,8 @@ def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal
 def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
     """Two values with their messages as `add_messages` stores them.
 
-    It makes whole messages of chunks, and sets missing ids in place. Whether a write was stored before or after that is
-    chance, so an id on one side only does not count.
+    It makes whole messages of chunks, and sets missing ids in place. Whether a write was stored
+    before or after that is chance, so an id on one side only does not count.
     """
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         whole = [message_chunk_to_message(message) for message in (old, new)]
@@ -189,7 +209,9 @@ def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
         held, there = cast("Mapping[Any, Any]", old), cast("Mapping[Any, Any]", new)
         both = {name: _as_taken(held[name], there[name]) for name in held if name in there}
         then = {name: both[name][0] if name in both else value for name, value in held.items()}
-        return then, {name: both[name][1] if name in both else value for name, value in there.items()}
+        return then, {
+            name: both[name][1] if name in both else value for name, value in there.items()
+        }
     return old, new
 
 
@@ -216,18 +238,26 @@ def _as_compared(sent: Any, ignored: Ignored | None, managed: Collection[str]) -
 
 
 def _without_managed(state: Any, managed: Collection[str]) -> Any:
-    """Remove managed values from a state, also within a mapping around it, such as a tool call's."""
+    """Remove managed values from a state, also within a mapping around it,
+    such as a tool call's.
+    """
     if not (managed and isinstance(state, Mapping)):
         return state
     held = cast("Mapping[Any, Any]", state)
-    return {name: _without_managed(value, managed) for name, value in held.items() if name not in managed}
+    return {
+        name: _without_managed(value, managed)
+        for name, value in held.items()
+        if name not in managed
+    }
 
 
 def _shown_channel(channel: str) -> str:
     return _IN_WORDS.get(channel, channel)
 
 
-def _next(found: CheckpointTuple, ignored: Ignored | None, managed: Collection[str]) -> dict[str, Any]:
+def _next(
+    found: CheckpointTuple, ignored: Ignored | None, managed: Collection[str]
+) -> dict[str, Any]:
     state = _state(found, internal=True)
     if SENDS in state and (managed or ignored is not None):
         state[SENDS] = _as_compared(state[SENDS], ignored, managed)
@@ -237,12 +267,17 @@ def _next(found: CheckpointTuple, ignored: Ignored | None, managed: Collection[s
 def _told_next(found: CheckpointTuple) -> list[Any]:
     """The nodes to run, and what is sent to them."""
     sent: Any = found.checkpoint["channel_values"].get(SENDS) or ()
-    return [*triggered_nodes(found.checkpoint["channel_values"]), *(plain(each.arg) for each in sent)]
+    return [
+        *triggered_nodes(found.checkpoint["channel_values"]),
+        *(plain(each.arg) for each in sent),
+    ]
 
 
 def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
-    return {name: _comparable(values[name]) for name in sorted(values) if is_internal(name) is internal}
+    return {
+        name: _comparable(values[name]) for name in sorted(values) if is_internal(name) is internal
+    }
 
 
 def _comparable(value: Any) -> Any:
@@ -251,7 +286,9 @@ def _comparable(value: Any) -> Any:
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
-    """Drop the times of two usages if an earlier version, which stored times in another form, began the record."""
+    """Drop the times of two usages if an earlier version, which stored times in another form, began
+    the record.
+    """
     if not (isinstance(old, Mapping) and isinstance(new, Mapping) and _is_begun_earlier(old, new)):  # pyright: ignore[reportUnknownArgumentType]
         return old, new
     kept = [name for name in cast("Mapping[str, Any]", old) if name not in _TIMES]
@@ -260,16 +297,25 @@ def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
 
 
 def _is_begun_earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether an earlier version began the record: with a sum of times in place of spans; later spans are equal."""
+    """Whether an earlier version began the record: with a sum of times in place of spans; later
+    spans are equal.
+    """
     if "spans" not in new or "began" in old:
         return "spans" in new
     later = list(old.get("spans", ()))
     alike = list(new["spans"])[len(new["spans"]) - len(later) :] == later
-    return alike and old.get("seconds", 0.0) > 0 and old.get("thread", new.get("thread")) == new.get("thread")
+    return (
+        alike
+        and old.get("seconds", 0.0) > 0
+        and old.get("thread", new.get("thread")) == new.get("thread")
+    )
 
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
-    (old_kind, old_bytes), (new_kind, new_bytes) = serializer.dumps_typed(old), serializer.dumps_typed(new)
+    (old_kind, old_bytes), (new_kind, new_bytes) = (
+        serializer.dumps_typed(old),
+        serializer.dumps_typed(new),
+    )
     if old_kind == new_kind and equal(old_bytes, new_bytes):
         return True
     # Earlier versions kept a tuple as a list, and a Counter as a dict.
@@ -281,7 +327,9 @@ def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> 
 
 
 def _in_order(serializer: SerializerProtocol, value: Any) -> Any:
-    """Replace each set in a value by a sorted list, since sets have no order; the value itself if it holds none."""
+    """Replace each set in a value by a sorted list, since sets have no order; the value itself if
+    it holds none.
+    """
     if isinstance(value, (set, frozenset)):
         items = (_in_order(serializer, item) for item in cast("set[Any]", value))
         return ["set", *sorted(items, key=lambda item: serializer.dumps_typed(item)[1])]
@@ -297,5 +345,7 @@ def _in_order(serializer: SerializerProtocol, value: Any) -> Any:
 
 
 def _diff(old: Any, new: Any) -> tuple[str, ...]:
-    then, now = (json.dumps(plain(value), indent=1, ensure_ascii=False).splitlines() for value in (old, new))
+    then, now = (
+        json.dumps(plain(value), indent=1, ensure_ascii=False).splitlines() for value in (old, new)
+    )
     return tuple(difflib.unified_diff(then, now, lineterm="", n=2))[2:]

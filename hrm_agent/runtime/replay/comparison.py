@@ -1,7 +1,7 @@
 """Compare a replayed segment with the record: states, next tasks, and writes of tasks.
 
-Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`), in subgraphs too.
-Whatever is on record and not compared is reported.
+Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`),
+in subgraphs too. Whatever is on record and not compared is reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _UNKNOWN = "states with a channel whose value the graph does not say how to make
 _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
-"""Writes of tasks by place. Tasks of the functional API share one if LangGraph's names of them are not on record."""
+"""Writes of tasks by place. Tasks of the functional API share one if LangGraph's names of them are
+not on record.
+"""
 
 
 class SegmentComparison:
@@ -59,11 +61,16 @@ class SegmentComparison:
         managed: Collection[str] = (),
         in_tools: Callable[[TaskPath, CheckpointTuple], bool] = lambda *_: False,
     ) -> None:
-        """`cached`: the graph has a cache, whose results LangGraph does not write. `managed`: names of values that
-        LangGraph counts beside the state. `in_tools`: whether a recorded task or subgraph ran in a tool that was not
-        run again.
+        """`cached`: the graph has a cache, whose results LangGraph does not write. `managed`: names
+        of values that LangGraph counts beside the state. `in_tools`: whether a recorded task or
+        subgraph ran in a tool that was not run again.
         """
-        self._serializer, self._renaming, self._ignored, self._cached = serializer, renaming, ignored, cached
+        self._serializer, self._renaming, self._ignored, self._cached = (
+            serializer,
+            renaming,
+            ignored,
+            cached,
+        )
         self._managed, self._in_tools = managed, in_tools
         self._left = Counter[str]()
         self.checkpoints = self.tasks = self.writes = 0
@@ -89,11 +96,14 @@ class SegmentComparison:
         *,
         stopped: bool,
     ) -> CheckpointTuple | None:
-        """Returns the newest checkpoint of the outermost graph up to which the replay equals the record.
+        """Returns the newest checkpoint of the outermost graph up to which the replay equals the
+        record.
 
         `states` reads the replay's checkpoints. `stopped`: it ended before the graph did.
         """
-        line = _Line(recorded.by_place.items(), {found.checkpoint["id"] for found in segment.checkpoints})
+        line = _Line(
+            recorded.by_place.items(), {found.checkpoint["id"] for found in segment.checkpoints}
+        )
         now = _Line(((now_at.of_checkpoint(found), found) for found in states.listed), None)
         reached: CheckpointTuple | None = None
         for place, found in line.in_order:
@@ -106,16 +116,28 @@ class SegmentComparison:
             outermost, followed = len(place) == 1, _id(found) in line.followed
             same = self._same_state(found, there, step, outermost=outermost, followed=followed)
             if same and self.step is None and outermost:
-                reached = next(each for each in segment.checkpoints if each.checkpoint["id"] == found.checkpoint["id"])
+                reached = next(
+                    each
+                    for each in segment.checkpoints
+                    if each.checkpoint["id"] == found.checkpoint["id"]
+                )
             started = step + 1 if outermost else step
             over = followed and _id(there) in now.followed
-            self._compare_writes(found, _tasks(found, then_at), _tasks(there, now_at), started, over=over)
+            self._compare_writes(
+                found, _tasks(found, then_at), _tasks(there, now_at), started, over=over
+            )
         if not stopped:
             self._additional(line, now, finished=segment.finished)
         return reached
 
     def _same_state(
-        self, found: CheckpointTuple, now: CheckpointTuple, step: int, *, outermost: bool, followed: bool
+        self,
+        found: CheckpointTuple,
+        now: CheckpointTuple,
+        step: int,
+        *,
+        outermost: bool,
+        followed: bool,
     ) -> bool:
         """Compare state and next tasks. `followed`: these ran to their end on record."""
         self.checkpoints += 1
@@ -123,7 +145,9 @@ class SegmentComparison:
             self._left[_UNKNOWN] += 1
         equal = self._renaming.equal if outermost else self._renaming.learn
         changes = state_changes(self._serializer, found, now, equal, self._ignored)
-        same = not changes and same_next_tasks(self._serializer, found, now, equal, self._ignored, self._managed)
+        same = not changes and same_next_tasks(
+            self._serializer, found, now, equal, self._ignored, self._managed
+        )
         if not changes and not same and followed:
             changes = (next_changes(found, now),)
         elif not changes and not same:
@@ -131,7 +155,9 @@ class SegmentComparison:
         self._note(step, changes or None)
         return same
 
-    def _compare_writes(self, found: CheckpointTuple, then: Tasks, now: Tasks, step: int, *, over: bool) -> None:
+    def _compare_writes(
+        self, found: CheckpointTuple, then: Tasks, now: Tasks, step: int, *, over: bool
+    ) -> None:
         """Compare the writes of tasks. `over`: their step has ended, on record and now."""
         for place, recorded in then.items():
             there = now.pop(place, [])
@@ -139,7 +165,8 @@ class SegmentComparison:
                 self._left[_TASKS_IN_TOOLS] += len(recorded)
                 continue
             if len(recorded) != len(there):
-                tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)  # an edit is none
+                # an edit is none
+                tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)
                 self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
                 continue
             for old, new in zip(self._in_order(recorded), self._in_order(there), strict=True):
@@ -151,10 +178,15 @@ class SegmentComparison:
             self._lone(place, 0, len(there), step, over=True)
 
     def _in_order(self, tasks: list[TaskWrites]) -> list[TaskWrites]:
-        """Tasks that share a place by what they wrote: LangGraph's ids of them are others in each run."""
+        """Tasks that share a place by what they wrote: LangGraph's ids of them are others in each
+        run.
+        """
         if len(tasks) == 1:
             return tasks
-        return sorted(tasks, key=lambda task: [self._serializer.dumps_typed(value)[1] for _, value in task.channels])
+        return sorted(
+            tasks,
+            key=lambda task: [self._serializer.dumps_typed(value)[1] for _, value in task.channels],
+        )
 
     def _lone(self, place: TaskPath, recorded: int, now: int, step: int, *, over: bool) -> None:
         """Tasks that wrote on record and not now, or the other way round."""
@@ -172,30 +204,44 @@ class SegmentComparison:
         named = tuple(replace(change, part=f"written by {in_words(place)}") for change in changes)
         self._note(step, named or None)
 
-    def _missing(self, place: TaskPath, found: CheckpointTuple, line: _Line, now: _Line, *, stopped: bool) -> None:
+    def _missing(
+        self, place: TaskPath, found: CheckpointTuple, line: _Line, now: _Line, *, stopped: bool
+    ) -> None:
         """A checkpoint on record that the replay has not made."""
         step = line.step_of(found)
         if stopped:
             return
         if len(place) == 1:
-            self.ended = self.ended or f"it ended after step {now.last}, where the record goes on to step {line.last}"
+            self.ended = (
+                self.ended
+                or f"it ended after step {now.last}, where the record goes on to step {line.last}"
+            )
             self._note(step, ())
         elif self._in_tools(place, found):
             self._left[_GRAPHS_IN_TOOLS] += 1
         elif step > now.last or step > line.last or line.retried(found):
             self._left[_RETRIED] += 1
         else:
-            self._note(step, (Change("subgraph", in_words(place), ("-ran on record", "+does not run now")),))
+            self._note(
+                step,
+                (Change("subgraph", in_words(place), ("-ran on record", "+does not run now")),),
+            )
 
     def _additional(self, line: _Line, now: _Line, *, finished: bool) -> None:
         """Checkpoints that the replay has made and that are not on record."""
         if finished and now.last > line.last:
-            self.ended = self.ended or f"it goes on to step {now.last}, where the record ends with step {line.last}"
+            self.ended = (
+                self.ended
+                or f"it goes on to step {now.last}, where the record ends with step {line.last}"
+            )
             self._note(line.last + 1, ())
         for place, found in now.in_order:
             step = now.step_of(found)
             if len(place) > 1 and place not in line.places and step <= line.last:
-                self._note(step, (Change("subgraph", in_words(place), ("-did not run on record", "+runs now")),))
+                self._note(
+                    step,
+                    (Change("subgraph", in_words(place), ("-did not run on record", "+runs now")),),
+                )
                 return
 
     def _note(self, step: int, changes: tuple[Change, ...] | None) -> None:
@@ -207,13 +253,21 @@ class SegmentComparison:
 class _Line:
     """The checkpoints of one side."""
 
-    def __init__(self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None) -> None:
+    def __init__(
+        self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None
+    ) -> None:
         """`within`: ids of the checkpoints of the outermost graph; None: all."""
         found = sorted(found, key=lambda one: _id(one[1]))
         outer = {_id(each): each for place, each in found if len(place) == 1}
-        self._steps = {id_: step_of(each) for id_, each in outer.items() if within is None or id_ in within}
-        self.in_order = [(place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps]
-        """Checkpoints by time, with their places; without those of subgraphs from before these steps."""
+        self._steps = {
+            id_: step_of(each) for id_, each in outer.items() if within is None or id_ in within
+        }
+        self.in_order = [
+            (place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps
+        ]
+        """Checkpoints by time, with their places; without those of subgraphs from before these
+        steps.
+        """
         self.places = dict(self.in_order)
         self.followed = {_parent(each) for _, each in self.in_order}
         """Ids of checkpoints whose step has ended."""
@@ -226,7 +280,9 @@ class _Line:
         }
 
     def step_of(self, found: CheckpointTuple) -> int:
-        """Number of the outermost graph's step that led to a checkpoint, or that a subgraph's lies in."""
+        """Number of the outermost graph's step that led to a checkpoint, or that a subgraph's lies
+        in.
+        """
         root = root_of(found)
         return self._steps[_id(found)] if root is None else self._steps[root] + 1
 

@@ -1,12 +1,13 @@
 """Note or refuse effects of replayed nodes outside of the record.
 
-A replay runs the nodes' own code again. Calls of models and tools are answered from the record, but a node that writes
-a file, opens a connection or starts a process does so again. Python reports such an operation before it is done (audit
-events, PEP 578), so that a replay can list or refuse it.
+A replay runs the nodes' own code again. Calls of models and tools are answered from the record, but
+a node that writes a file, opens a connection or starts a process does so again. Python reports such
+an operation before it is done (audit events, PEP 578), so that a replay can list or refuse it.
 
-Seen are operations of the interpreter in the task of a node, in threads that it starts, and in executors of threads
-that it gives work to. Not seen are compiled libraries that open files and connections themselves (a database driver in
-C), writes to files and connections that were open before, and other processes. This reports effects; it is no sandbox.
+Seen are operations of the interpreter in the task of a node, in threads that it starts, and in
+executors of threads that it gives work to. Not seen are compiled libraries that open files and
+connections themselves (a database driver in C), writes to files and connections that were open
+before, and other processes. This reports effects; it is no sandbox.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def watching(effects: Effects) -> Generator[None]:
 
 
 def note_effect(effect: Effect) -> None:
-    """Note an operation that the interpreter does not report. Raises `EffectRefused` if it is refused."""
+    """Note an operation that the interpreter does not report. Raises `EffectRefused` if it is
+    refused.
+    """
     effects = _watching.get()
     if effects is not None:
         effects.note(effect)
@@ -92,10 +95,11 @@ def note_effect(effect: Effect) -> None:
 
 @functools.cache
 def _install() -> None:
-    """Install an audit hook, once per process, since it cannot be removed. It does nothing outside of `watching`.
+    """Install an audit hook, once per process, since it cannot be removed. It does nothing outside
+    of `watching`.
 
-    Executors and threads are wrapped, too, since they do not take the context of their work along; so is
-    `multiprocessing`, since Python does not report a process that it spawns.
+    Executors and threads are wrapped, too, since they do not take the context of their work along;
+    so is `multiprocessing`, since Python does not report a process that it spawns.
     """
     sys.addaudithook(_hook)
     processes: Any = util
@@ -115,7 +119,9 @@ def _spawning(spawn: Callable[..., int]) -> Any:
 
 def _submitting(submit: Callable[..., Future[Any]]) -> Any:
     @functools.wraps(submit)
-    def submit_watched(self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit_watched(
+        self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         if _watching.get() is None:
             return submit(self, fn, *args, **kwargs)
         return submit(self, copy_context().run, fn, *args, **kwargs)
@@ -199,8 +205,11 @@ _EVENTS: dict[str, Callable[[tuple[Any, ...]], str]] = {
     "socket.sendmsg": _connects,
     "socket.bind": lambda given: f"listens at {given[1]}",
     **{
-        f"os.{name}": _changes(f"does {name} of") for name in ("chmod", "chown", "link", "symlink", "truncate", "utime")
+        f"os.{name}": _changes(f"does {name} of")
+        for name in ("chmod", "chown", "link", "symlink", "truncate", "utime")
     },
-    **{f"os.{name}": _changes(f"does {name} of") for name in ("mkdir", "remove", "rename", "rmdir")},
+    **{
+        f"os.{name}": _changes(f"does {name} of") for name in ("mkdir", "remove", "rename", "rmdir")
+    },
 }
 """Audit event -> what it means, in words; empty where it is no effect."""

@@ -1,8 +1,9 @@
 """Places whose differences are told and do not count: `--ignore`.
 
-A path is a channel of the state and a way into its value: `notes`, `messages[*].additional_kwargs.x`, `report.made_at`,
-`rows[0]`. `[*]` is each item of a list, `.*` each field or key. A path that begins with `request.` leads into what is
-asked: `request.messages[*].content`, `request.tools`; of a tool call `request.arguments.NAME`.
+A path is a channel of the state and a way into its value: `notes`,
+`messages[*].additional_kwargs.x`, `report.made_at`, `rows[0]`. `[*]` is each item of a list, `.*`
+each field or key. A path that begins with `request.` leads into what is asked:
+`request.messages[*].content`, `request.tools`; of a tool call `request.arguments.NAME`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class IgnoredPath:
         parts = list[Part]()
         at = 0
         for found in _PART.finditer(text):
-            if found.start() != at or (at == 0 and not found[1]) or (at > 0 and found[1] and found[0][0] != "."):
+            if (
+                found.start() != at
+                or (at == 0 and not found[1])
+                or (at > 0 and found[1] and found[0][0] != ".")
+            ):
                 break
             parts.append(found[1] or (int(found[2]) if found[2] else None))
             at = found.end()
@@ -51,11 +56,13 @@ class IgnoredPath:
         if at != len(text) or not parts:
             raise ConfigError(
                 f"--ignore {text!r} is no path: it cannot be read from character {at + 1} on.",
-                "A path is like messages[*].additional_kwargs.x, notes[0] or request.messages[0].content.",
+                "A path is like messages[*].additional_kwargs.x, notes[0] or"
+                " request.messages[0].content.",
             )
         if in_request and parts[1] == "tools" and len(parts) > 2:
             raise ConfigError(
-                f"--ignore {text!r} leads into the tools that a model was offered: they are on record as a hash.",
+                f"--ignore {text!r} leads into the tools that a model was offered: they are on"
+                " record as a hash.",
                 "Ignore them as a whole: request.tools.",
             )
         return cls(text, tuple(parts[1:] if in_request else parts), in_request)
@@ -78,7 +85,9 @@ class Ignored:
     @property
     def differences(self) -> tuple[str, ...]:
         """What was ignored, in words."""
-        return tuple(f"{path}: {what}" for path, found in self._differences.items() for what in found)
+        return tuple(
+            f"{path}: {what}" for path, found in self._differences.items() for what in found
+        )
 
     @property
     def in_requests(self) -> bool:
@@ -94,12 +103,19 @@ class Ignored:
         """True if any path leads into a channel of the state."""
         return any(not path.in_request and path.parts[0] in (None, channel) for path in self._paths)
 
-    def blanked(self, recorded: Any, now: Any, *, request: bool = False, note: bool = True) -> tuple[Any, Any]:
-        """Two mappings (states by channel, or requests) without what is to be ignored. `note`: remember what it was."""
+    def blanked(
+        self, recorded: Any, now: Any, *, request: bool = False, note: bool = True
+    ) -> tuple[Any, Any]:
+        """Two mappings (states by channel, or requests) without what is to be ignored. `note`:
+        remember what it was.
+        """
         for path in self._paths:
             if path.in_request is request:
                 old, new = list[Any](), list[Any]()
-                recorded, now = _replaced(recorded, path.parts, old), _replaced(now, path.parts, new)
+                recorded, now = (
+                    _replaced(recorded, path.parts, old),
+                    _replaced(now, path.parts, new),
+                )
                 if note:
                     self._note(path.text, old, new)
         return recorded, now

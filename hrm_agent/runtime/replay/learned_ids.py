@@ -1,9 +1,10 @@
-"""Which ids of a replay stand for which on record, as far as its checkpoints tell: learned while it runs.
+"""Which ids of a replay stand for which on record, as far as its checkpoints tell: learned while it
+runs.
 
-A recorded answer can hold ids of the state that it was given (a tool that hands over to another agent returns all
-messages). It has to be given out with the ids that these messages have now, or LangGraph takes them for new ones. So
-before an answer is given out, the checkpoints that the replay has made since are held against those on record, of
-subgraphs too.
+A recorded answer can hold ids of the state that it was given (a tool that hands over to another
+agent returns all messages). It has to be given out with the ids that these messages have now, or
+LangGraph takes them for new ones. So before an answer is given out, the checkpoints that the replay
+has made since are held against those on record, of subgraphs too.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ __all__ = ["RecordedStates", "learner", "root_of"]
 
 
 class RecordedStates:
-    """The checkpoints that led to the end of a thread, those of subgraphs included, by their place."""
+    """The checkpoints that led to the end of a thread, those of subgraphs included,
+    by their place.
+    """
 
     def __init__(
-        self, saver: StoreSaver, line: Sequence[CheckpointTuple], places: TaskPathResolver, graph: Graph
+        self,
+        saver: StoreSaver,
+        line: Sequence[CheckpointTuple],
+        places: TaskPathResolver,
+        graph: Graph,
     ) -> None:
         self._saver, self._line, self._places, self._graph = saver, line, places, graph
 
@@ -48,11 +55,16 @@ class RecordedStates:
 
     def memories(self, until: CheckpointTuple) -> list[CheckpointTuple]:
         """State, at a checkpoint of the line, of the subgraphs that keep theirs between runs."""
-        before = {found.checkpoint["id"] for found in takewhile(lambda found: found is not until, self._line)}
+        before = {
+            found.checkpoint["id"]
+            for found in takewhile(lambda found: found is not until, self._line)
+        }
         newest: dict[str, CheckpointTuple] = {}
         for found in self._within:
             namespace = _configured(found, "checkpoint_ns")
-            if root_of(found) in before and not any(part.task_id for part in namespace_parts(namespace)):
+            if root_of(found) in before and not any(
+                part.task_id for part in namespace_parts(namespace)
+            ):
                 newest.setdefault(namespace, self.reader.alone(found))
         return [*newest.values()]
 
@@ -60,7 +72,9 @@ class RecordedStates:
     def _within(self) -> list[CheckpointTuple]:
         """Checkpoints of subgraphs, the newest first."""
         roots = {found.checkpoint["id"] for found in self._line}
-        thread: RunnableConfig = {"configurable": {"thread_id": _configured(self._line[0], "thread_id")}}
+        thread: RunnableConfig = {
+            "configurable": {"thread_id": _configured(self._line[0], "thread_id")}
+        }
         inner = (found for found in self._saver.list(thread) if _configured(found, "checkpoint_ns"))
         return [found for found in inner if root_of(found) in roots]
 
@@ -71,9 +85,15 @@ def root_of(found: CheckpointTuple) -> str | None:
 
 
 def learner(
-    recorded: RecordedStates, scratch: ScratchSaver, now: StateReader, paths: TaskPathResolver, renaming: Renaming
+    recorded: RecordedStates,
+    scratch: ScratchSaver,
+    now: StateReader,
+    paths: TaskPathResolver,
+    renaming: Renaming,
 ) -> Callable[[], None]:
-    """A function that learns from the checkpoints made since its last call. `now` reads their states."""
+    """A function that learns from the checkpoints made since its last call. `now` reads their
+    states.
+    """
 
     def learn() -> None:
         for found in _fresh(scratch):

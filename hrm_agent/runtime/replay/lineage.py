@@ -1,4 +1,6 @@
-"""The checkpoints that led to the newest one of a thread, in segments; and those that a fork took over."""
+"""The checkpoints that led to the newest one of a thread, in segments; and those that a fork took
+over.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Segment:
         return self.checkpoints[-1]
 
     def steps_after(self, step: int) -> tuple[int | None, int] | None:
-        """Recursion limit (None: the default) and last allowed step of the invocation that went on after `step`.
+        """Recursion limit (None: the default) and last allowed step of the invocation that went on
+        after `step`.
 
         None if they are not on record.
         """
@@ -49,7 +52,8 @@ class Segment:
         return None if noted is None else (noted[0], noted[1])
 
     def resumed_after(self, step: int) -> int | None:
-        """Number of the next step, beyond `step`, that was the last one of its invocation (None: no such step).
+        """Number of the next step, beyond `step`, that was the last one of its invocation (None: no
+        such step).
 
         Steps that ended with a question are left out, since the graph stops there by itself.
         """
@@ -75,8 +79,12 @@ def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
     return line[::-1]
 
 
-def inherited_steps(store: RunStore, fork: Trajectory, line: Sequence[CheckpointTuple]) -> list[tuple[int, str]]:
-    """The threads that a fork has behind it, the oldest first, each with the number of its last step on this line."""
+def inherited_steps(
+    store: RunStore, fork: Trajectory, line: Sequence[CheckpointTuple]
+) -> list[tuple[int, str]]:
+    """The threads that a fork has behind it, the oldest first, each with the number of its last
+    step on this line.
+    """
     numbers = {found.checkpoint["id"]: step_of(found) for found in line}
     found: list[tuple[int, str]] = []
     while fork.forked_from is not None:

@@ -1,14 +1,17 @@
-"""True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
+"""True replay: a stored run played again from its recorded answers, with the graph's code as it is
+now.
 
-No model is called, and no tool is run but those whose output could not be stored, which are listed. Both answer from
-the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and all states, tasks and writes
-are compared with the stored ones, byte for byte (`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a
-checkpoint runs the models again.)
+No model is called, and no tool is run but those whose output could not be stored, which are listed.
+Both answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in
+memory, and all states, tasks and writes are compared with the stored ones, byte for byte
+(`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a checkpoint runs the models
+again.)
 
-A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
-edit or a fork, which is copied from the store. An `interrupt()` is resumed with the recorded value, found by its task
-path. What nodes took from the clock, `uuid` and `random` is given back (`hrm_agent.draws`). Not replayed are calls that
-are not LangChain's; ids that LangGraph draws at random are compared up to renaming.
+A thread is played along its lineage, from the first checkpoint to the newest, in segments: each
+begins at an input, an edit or a fork, which is copied from the store. An `interrupt()` is resumed
+with the recorded value, found by its task path. What nodes took from the clock, `uuid` and `random`
+is given back (`hrm_agent.draws`). Not replayed are calls that are not LangChain's; ids that
+LangGraph draws at random are compared up to renaming.
 """
 
 from __future__ import annotations
@@ -32,7 +35,14 @@ from langgraph.types import Command
 
 from hrm_agent.draws import record_draws
 from hrm_agent.errors import GraphError, HrmError
-from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME, stopping_at, subgraphs_of
+from hrm_agent.langgraph_format import (
+    ERROR,
+    INTERRUPT,
+    NULL_TASK,
+    RESUME,
+    stopping_at,
+    subgraphs_of,
+)
 from hrm_agent.models import using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import read_structured_output
@@ -92,17 +102,20 @@ def replay(
 ) -> Replay:
     """Play a stored run again.
 
-    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`, `configurable`: options of the
-    graph, over those on record. `live_after`: if the graph asks something that is not on record, continue from there
-    with this runner on a new thread of this store, named `thread`; without it nothing is written to the store. What
-    nodes themselves do outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the
-    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths
-    whose differences do not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without
-    checkpoints.
+    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`,
+    `configurable`: options of the graph, over those on record. `live_after`: if the graph asks
+    something that is not on record, continue from there with this runner on a new thread of this
+    store, named `thread`; without it nothing is written to the store. What nodes themselves do
+    outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the
+    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is
+    seen). `ignore`: paths whose differences do not count
+    (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
     options |= {"context": context, "configurable": configurable}
-    return asyncio.run(replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects, ignore=ignore))
+    return asyncio.run(
+        replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects, ignore=ignore)
+    )
 
 
 async def replay_async(
@@ -120,10 +133,16 @@ async def replay_async(
     """`replay`, inside an event loop."""
     trajectory = _given(store.journal.trajectory(trajectory_id), configurable or {})
     name = graph if isinstance(graph, str) else trajectory.graph
-    compiled = graph if isinstance(graph, Pregel) else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
+    compiled = (
+        graph
+        if isinstance(graph, Pregel)
+        else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
+    )
     effects = Effects(refuse_effects)
     player = ReplayRun(store, trajectory, compiled, context, configurable, effects, Ignored(ignore))
-    found = replace(await player.play(), graph=name, effects=tuple(effects.found), drawn=player.drawn)
+    found = replace(
+        await player.play(), graph=name, effects=tuple(effects.found), drawn=player.drawn
+    )
     if found.divergence is None or live_after is None:
         return found
     return replace(found, live=await player.continue_live(live_after, name, thread))
@@ -131,7 +150,9 @@ async def replay_async(
 
 def _given(trajectory: Trajectory, configurable: Mapping[str, Any]) -> Trajectory:
     metadata = trajectory.task.metadata
-    task = {"metadata": {**metadata, CONFIGURABLE: {**metadata.get(CONFIGURABLE, {}), **configurable}}}
+    task = {
+        "metadata": {**metadata, CONFIGURABLE: {**metadata.get(CONFIGURABLE, {}), **configurable}}
+    }
     changes = {"task": trajectory.task.model_copy(update=task)} if configurable else {}
     return trajectory.model_copy(update=changes)
 
@@ -183,7 +204,12 @@ class ReplayRun:
 
     async def play(self) -> Replay:
         """The result over all segments."""
-        for begin in (record_external_models, record_external_tools, read_structured_output, record_draws):
+        for begin in (
+            record_external_models,
+            record_external_tools,
+            read_structured_output,
+            record_draws,
+        ):
             begin()
         with using_policy(_Silent()):
             try:
@@ -216,7 +242,9 @@ class ReplayRun:
         ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
         left = (f"{count} {what}" for what, count in self._not_compared.items() if count)
         not_compared = (*self._not_on_record(), *left)
-        return replace(total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored)
+        return replace(
+            total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored
+        )
 
     def _not_on_record(self) -> Iterator[str]:
         """Parts of the run that are not on record, in words."""
@@ -227,8 +255,12 @@ class ReplayRun:
             if isinstance(inner.checkpointer, BaseCheckpointSaver):
                 yield f"the steps of subgraph {name}, which has a checkpointer of its own"
 
-    async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
-        """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""
+    async def continue_live(
+        self, runner: EpisodeRunner, graph: str, thread: str | None
+    ) -> Trajectory:
+        """Continue on a new thread from the last equal checkpoint, reusing later recorded answers
+        that still fit.
+        """
         (episode,) = fork(
             self._store,
             self._trajectory.thread_id,
@@ -241,10 +273,14 @@ class ReplayRun:
         )
         steps = {found.checkpoint["id"] for found in self._line}
         since = steps - self._before_last_matching()
-        answers = recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, since, self._places)
+        answers = recorded_answers(
+            self._trajectory.calls, self._trajectory.tool_calls, since, self._places
+        )
         draws = RecordedDraws(self._draws, since, self._places)
         paths = TaskPathResolver(self._saver, episode.thread_id, self._graph)
-        own = replace(runner, record=partial(AdoptingRecording, answers=answers, draws=draws, paths=paths))
+        own = replace(
+            runner, record=partial(AdoptingRecording, answers=answers, draws=draws, paths=paths)
+        )
         return await own.run(episode)
 
     def _before_last_matching(self) -> set[str]:
@@ -261,7 +297,11 @@ class ReplayRun:
     # what is on record
 
     async def _segments(self) -> list[Segment]:
-        given = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
+        given = [
+            i
+            for i, found in enumerate(self._line)
+            if i == 0 or found.metadata.get("source") != "loop"
+        ]
         begins = sorted({*given, *self._with_other_options()})
         ends = [*(begin - (begin in given) for begin in begins[1:]), len(self._line) - 1]
         graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
@@ -271,23 +311,35 @@ class ReplayRun:
         return found
 
     def _with_other_options(self) -> Iterator[int]:
-        """Numbers of the steps from which a fork, or a run that was resumed, went on with other options."""
+        """Numbers of the steps from which a fork, or a run that was resumed, went on with other
+        options.
+        """
         for number, (one, then) in enumerate(pairwise(self._line)):
             both = (one.metadata, then.metadata)
             within = all(each.get("source") == "loop" for each in both)
-            if within and any(both[0].get(key) != both[1].get(key) for key in (CONTEXT, CONFIGURED)):
+            if within and any(
+                both[0].get(key) != both[1].get(key) for key in (CONTEXT, CONFIGURED)
+            ):
                 yield number
 
     def _task_path(self, task_id: str) -> str:
         return self._task_paths.get(task_id, "")
 
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any] | None:
-        """The run context that a checkpoint was made with: each turn of a conversation has its own, and each fork."""
+        """The run context that a checkpoint was made with: each turn of a conversation has its own,
+        and each fork.
+        """
         said = self._options_at(until).context
-        return {**(said or {}), **self._given_context} if said is not None or self._given_context else None
+        return (
+            {**(said or {}), **self._given_context}
+            if said is not None or self._given_context
+            else None
+        )
 
     def _task(self, until: CheckpointTuple) -> TaskRef:
-        """The task, with what the graph was given in `config["configurable"]` when a checkpoint was made."""
+        """The task, with what the graph was given in `config["configurable"]` when a checkpoint was
+        made.
+        """
         task, kept = self._trajectory.task, self._options_at(until).configurable
         given = {CONFIGURABLE: {**kept, **self._given_configurable}}
         return task.model_copy(update={"metadata": {**task.metadata, **given}})
@@ -299,15 +351,22 @@ class ReplayRun:
 
     def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
         """What the questions of each task were answered with, in their order."""
-        line, answers = {found.checkpoint["id"] for found in self._line}, dict[TaskPath, list[Any]]()
+        line, answers = (
+            {found.checkpoint["id"] for found in self._line},
+            dict[TaskPath, list[Any]](),
+        )
         config: RunnableConfig = {"configurable": {"thread_id": self._trajectory.thread_id}}
         for found in self._saver.list(config):
             here: Any = found.config.get("configurable", {})
             root = found.metadata.get("parents", {}).get("", here["checkpoint_id"])
             for task_id, channel, value in found.pending_writes or () if root in line else ():
                 if channel == RESUME and task_id != NULL_TASK:
-                    place = self._places.of_write(here["checkpoint_ns"], here["checkpoint_id"], task_id)
-                    answers[place] = cast("list[Any]", value) if isinstance(value, list) else [value]
+                    place = self._places.of_write(
+                        here["checkpoint_ns"], here["checkpoint_id"], task_id
+                    )
+                    answers[place] = (
+                        cast("list[Any]", value) if isinstance(value, list) else [value]
+                    )
         return answers
 
     # playing
@@ -322,9 +381,14 @@ class ReplayRun:
         steps = {found.checkpoint["id"] for found in played}
         paths_now = scratch.task_path if self._task_paths else lambda _: ""
         paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph, paths_now)
-        learn = learner(self._states, scratch, StateReader(scratch, self._graph), paths, self._renaming)
+        learn = learner(
+            self._states, scratch, StateReader(scratch, self._graph), paths, self._renaming
+        )
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
-        answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
+        answers, draws = (
+            self._answers(steps, match),
+            RecordedDraws(self._draws, steps, self._places),
+        )
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         self.drawn |= draws.missed
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
@@ -334,7 +398,8 @@ class ReplayRun:
     def _stop_at(self, segment: Segment) -> int | None:
         """The step after which the recorded run stopped; None lets the graph end by itself.
 
-        At the end of the record a step that failed, asked a person or was killed is tried once more.
+        At the end of the record a step that failed, asked a person or was killed is tried once
+        more.
         """
         if segment.finished:
             return None
@@ -358,7 +423,9 @@ class ReplayRun:
         while True:
             resumed = segment.resumed_after(step_of(scratch.head))
             scratch.stop_at = until if resumed is None else resumed
-            replaying = ReplayRecording(answers, draws, paths, self._inherited_steps, self._saver.serializer)
+            replaying = ReplayRecording(
+                answers, draws, paths, self._inherited_steps, self._saver.serializer
+            )
             error = await self._invoke(graph, given, segment, scratch, replaying)
             if isinstance(error, StopStepReached) and resumed is not None:
                 given = None
@@ -370,15 +437,22 @@ class ReplayRun:
             resumes = self._resumes(scratch, paths)
             if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
-            if given is not None and resumes == given.resume:  # which the graph does not take any more
+            # which the graph does not take any more
+            if given is not None and resumes == given.resume:
                 return None, None
             given = Command(resume=resumes) if resumes else None
 
     async def _bound(self, segment: Segment, scratch: ScratchSaver) -> Graph:
-        """The graph over `scratch`, with a LangGraph store as it was when the segment began, and no breakpoints."""
-        await self._memory.begin_with(self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"]))
+        """The graph over `scratch`, with a LangGraph store as it was when the segment began, and no
+        breakpoints.
+        """
+        await self._memory.begin_with(
+            self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"])
+        )
         free = {"checkpointer": scratch, "store": self._memory.store}
-        return self._graph.copy(update={**free, "interrupt_before_nodes": [], "interrupt_after_nodes": []})
+        return self._graph.copy(
+            update={**free, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
+        )
 
     async def _invoke(
         self,
@@ -388,16 +462,26 @@ class ReplayRun:
         scratch: ScratchSaver,
         replaying: ReplayRecording,
     ) -> Exception | None:
-        """Invoke the graph with the options that are on record for the next step; returns what it raised."""
+        """Invoke the graph with the options that are on record for the next step; returns what it
+        raised.
+        """
         said = self._context(segment.end)
         context = None if said is None else run_context(self._graph, said, self._trajectory.graph)
         episode = Episode(self._task(segment.end), self._trajectory.thread_id, context=said or {})
         config: RunnableConfig = {"configurable": episode.configurable}
-        limit, stop = segment.steps_after(step_of(scratch.head)) or (2 * len(segment.checkpoints) + 50, None)
+        limit, stop = segment.steps_after(step_of(scratch.head)) or (
+            2 * len(segment.checkpoints) + 50,
+            None,
+        )
         if limit is not None:
             config["recursion_limit"] = limit
         try:
-            with recording(replaying), self._memory.in_force(), watching(self._effects), stopping_at(stop):
+            with (
+                recording(replaying),
+                self._memory.in_force(),
+                watching(self._effects),
+                stopping_at(stop),
+            ):
                 async for _ in graph.astream(given, config, context=context, durability="sync"):
                     pass
         except Exception as error:
@@ -416,8 +500,14 @@ class ReplayRun:
     def _write_commands(self, segment: Segment, scratch: ScratchSaver) -> bool:
         """Write what a recorded `Command` wrote at this checkpoint. True if there was one."""
         head = scratch.head
-        there = next((found for found in segment.checkpoints[:-1] if step_of(found) == step_of(head)), None)
-        writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
+        there = next(
+            (found for found in segment.checkpoints[:-1] if step_of(found) == step_of(head)), None
+        )
+        writes = (
+            []
+            if there is None
+            else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
+        )
         writes = [(channel, value) for channel, value in writes if channel != RESUME]
         known = [channel for task, channel, _ in head.pending_writes or () if task == NULL_TASK]
         if not writes or known:
@@ -426,9 +516,15 @@ class ReplayRun:
         return True
 
     def _record_ends_at(
-        self, segment: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
+        self,
+        segment: Segment,
+        scratch: ScratchSaver,
+        asked: UnrecordedRequest,
+        answers: RecordedAnswers,
     ) -> bool:
-        """True if the recorded run was killed before this was answered, and all its answers are used."""
+        """True if the recorded run was killed before this was answered, and all its answers are
+        used.
+        """
         step = step_of(segment.end)
         if segment.finished or not segment.last or asked.place[0].step != step + 1:
             return False
@@ -449,7 +545,9 @@ class ReplayRun:
         error: Exception | None,
         asked: UnrecordedRequest | None,
     ) -> Replay:
-        states = StateReader(scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}}))
+        states = StateReader(
+            scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}})
+        )
         seen = SegmentComparison(
             self._saver.serde,
             self._renaming,
@@ -463,10 +561,16 @@ class ReplayRun:
         reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
         self._last_matching = reached or self._last_matching
         self._not_compared += seen.not_compared
-        at_end = scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
+        at_end = (
+            scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
+        )
         at_end = states.complete(at_end)
         found = state_changes(
-            self._saver.serde, self._states.reader.complete(segment.end), at_end, self._renaming.equal, self._ignored
+            self._saver.serde,
+            self._states.reader.complete(segment.end),
+            at_end,
+            self._renaming.equal,
+            self._ignored,
         )
         ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
         differs = bool(found or ended) or seen.step is not None
@@ -495,11 +599,16 @@ class ReplayRun:
         )
 
     def _in_tools(
-        self, answers: RecordedAnswers, paths: TaskPathResolver, place: TaskPath, found: CheckpointTuple
+        self,
+        answers: RecordedAnswers,
+        paths: TaskPathResolver,
+        place: TaskPath,
+        found: CheckpointTuple,
     ) -> bool:
         """Whether a subgraph or a task of the functional API ran in a tool that was answered.
 
-        For records of earlier versions, which do not note that, the time of the call decides for a subgraph.
+        For records of earlier versions, which do not note that, the time of the call decides for a
+        subgraph.
         """
         if any(paths.is_within(place, *what) for what in answers.not_run):
             return True
@@ -517,9 +626,14 @@ class ReplayRun:
         if isinstance(error, HrmError) and not is_on_record(error):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
-        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not (segment.finished or self._cut)
+        failed = (
+            segment.last
+            and self._trajectory.status is RunStatus.FAILED
+            and not (segment.finished or self._cut)
+        )
         expected = (self._trajectory.error or "") if failed else ""
-        alike = expected in (raised, str(error or ""))  # our own errors are recorded without their class
+        # our own errors are recorded without their class
+        alike = expected in (raised, str(error or ""))
         if alike or (segment.last and error is not None and not segment.finished and not failed):
             return ""
         return f"it raised {raised}" if raised else f"it did not raise {expected}"

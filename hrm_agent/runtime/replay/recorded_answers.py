@@ -1,11 +1,13 @@
 """Matches the requests of a replayed graph with recorded answers.
 
-A recorded answer fits a request with the same messages and tools (of a model call) or the same name and arguments (of a
-tool call); where none does, one that differs by generated ids alone (`hrm_agent.runtime.replay.request_match`).
-Sampling parameters are not compared, since the limits of a run are not part of its graph. If several fit, the one from
-the same task path is given (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then
-the oldest; each only once. So parallel branches with equal requests get their own answers, and a node added before them
-changes nothing. A call that failed answers a request like any other: with the error that it raised.
+A recorded answer fits a request with the same messages and tools (of a model call) or the same name
+and arguments (of a tool call); where none does, one that differs by generated ids alone
+(`hrm_agent.runtime.replay.request_match`). Sampling parameters are not compared, since the limits
+of a run are not part of its graph. If several fit, the one from the same task path is given
+(`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then the
+oldest; each only once. So parallel branches with equal requests get their own answers, and a node
+added before them changes nothing. A call that failed answers a request like any other: with the
+error that it raised.
 """
 
 from __future__ import annotations
@@ -84,12 +86,17 @@ class RecordedAnswers:
     tool_calls: list[tuple[TaskPath, ToolCall]]
     """Unused tool calls, each with the path of its task."""
     given: dict[str, list[tuple[Call, Call]]] = field(default_factory=lambda: defaultdict(list))
-    """Model calls given out, as recorded and as given, by id of the task that asked: one that runs again after an
-    interrupt asks again."""
+    """Model calls given out, as recorded and as given, by id of the task that asked: one that runs
+    again after an interrupt asks again.
+    """
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """Tool calls given out, by the id that their records would have now."""
-    not_run: set[tuple[str, GraphIdentity, int]] = field(default_factory=set[tuple[str, GraphIdentity, int]])
-    """Runs within answered tools: `subgraphs` or `tasks`, the task around the tool, and the number within that task."""
+    not_run: set[tuple[str, GraphIdentity, int]] = field(
+        default_factory=set[tuple[str, GraphIdentity, int]]
+    )
+    """Runs within answered tools: `subgraphs` or `tasks`, the task around the tool, and the number
+    within that task.
+    """
     loosely: RequestMatch | None = None
     """Finds an answer to a request that is not on record word for word; None: there is none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -99,7 +106,10 @@ class RecordedAnswers:
         """The answer to a request; no other request gets it."""
 
         def fit(call: Call) -> tuple[bool, ...]:
-            return call.request_hash == request_hash, call.identity.attempt == asked.identity.attempt
+            return (
+                call.request_hash == request_hash,
+                call.identity.attempt == asked.identity.attempt,
+            )
 
         match = self.loosely
         if match is not None:
@@ -137,7 +147,9 @@ class RecordedAnswers:
             match.learn()
         found = _best(self.tool_calls, asked.place, same, fit)
         if found is None and match is not None:
-            found = _best(self.tool_calls, asked.place, lambda call: match.same_tool_call(call, started), fit)
+            found = _best(
+                self.tool_calls, asked.place, lambda call: match.same_tool_call(call, started), fit
+            )
             if found is not None:
                 match.note_tool_call(found, started)
         if found is None:
@@ -147,9 +159,15 @@ class RecordedAnswers:
         return answer
 
     def nearest(self, asked: UnrecordedRequest) -> Call | ToolCall | None:
-        """The record from the same place, to compare with: an unused one, else one that was given out."""
+        """The record from the same place, to compare with: an unused one, else one that was given
+        out.
+        """
         tool = asked.tool_call is not None
-        dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call, _ in calls]
+        dealt = (
+            [*self.given_tools.values()]
+            if tool
+            else [call for calls in self.given.values() for call, _ in calls]
+        )
         left = [record for _, record in (self.tool_calls if tool else self.calls)]
         node = asked.identity.node
         for records in (left, dealt):
@@ -160,11 +178,16 @@ class RecordedAnswers:
 
     def left_at(self, place: TaskPath) -> bool:
         """True if an answer from the same nodes is unused."""
-        return any(without_steps(found) == without_steps(place) for found, _ in [*self.calls, *self.tool_calls])
+        return any(
+            without_steps(found) == without_steps(place)
+            for found, _ in [*self.calls, *self.tool_calls]
+        )
 
 
 def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
-    """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
+    """Messages and tools are those that `call` answered. Its hash is over both the messages and the
+    answer.
+    """
     messages = [*asked.messages, *([unpack_answer(call)] if call.error is None else [])]
     return _same_tools(call, asked) and call.context_hash == context_hash(messages)
 
@@ -174,11 +197,15 @@ def _same_tools(call: Call, asked: UnrecordedRequest) -> bool:
     forms = (asked.tools, _common_form(asked.tools))
     if call.tools_hash in map(content_hash, forms):
         return True
-    return bool(call.tools) and in_one_order(call.tools) in [in_one_order(offered(form)) for form in forms]
+    return bool(call.tools) and in_one_order(call.tools) in [
+        in_one_order(offered(form)) for form in forms
+    ]
 
 
 def _common_form(tools: Sequence[Any]) -> list[Any]:
-    """As `standing_in` hands them on: the policy may have answered for a model whose provider has a form of its own."""
+    """As `standing_in` hands them on: the policy may have answered for a model whose provider has a
+    form of its own.
+    """
     try:
         return [convert_to_openai_tool(tool) for tool in tools]
     except ValueError:  # a provider's own tool
@@ -206,7 +233,9 @@ def _best(
 
 
 class ReplayRecording(Recording):
-    """Answers from the record, and stops at a request that is not on it. One for each start of the graph."""
+    """Answers from the record, and stops at a request that is not on it. One for each start of the
+    graph.
+    """
 
     replaying = True
     """Nothing may be asked or run, not even what failed."""
@@ -219,7 +248,9 @@ class ReplayRecording(Recording):
         inherited_steps: Sequence[tuple[int, str]] = (),
         serializer: JsonPlusSerializer | None = None,
     ) -> None:
-        """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its last step."""
+        """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its
+        last step.
+        """
         super().__init__(MemoryJournal(serializer=serializer))
         self._recorded = draws
         self._inherited_steps = inherited_steps
@@ -247,16 +278,24 @@ class ReplayRecording(Recording):
             return self._answers.take(asked, request_hash) or self._stop(asked)
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
-        asked = UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started)
+        asked = UnrecordedRequest(
+            started.identity, self._places.of(started.identity), tool_call=started
+        )
         with self._answers.lock:
             self._refuse_more()
             again = self._answers.given_tools.get(started.id)
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
 
     def run_again(self, started: ToolCall, lost: str = "") -> None:
-        """List an effect if the record does not hold all of the call; else the call counts as not on record."""
+        """List an effect if the record does not hold all of the call; else the call counts as not
+        on record.
+        """
         if not lost:
-            self._stop(UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started))
+            self._stop(
+                UnrecordedRequest(
+                    started.identity, self._places.of(started.identity), tool_call=started
+                )
+            )
         note_effect(Effect(started.identity.node, f"runs the tool {started.name!r} again: {lost}"))
 
     def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
@@ -278,7 +317,9 @@ class ReplayRecording(Recording):
 
 
 class AdoptingRecording(Recording):
-    """Copies fitting answers of another thread under this thread's ids; all other requests are made."""
+    """Copies fitting answers of another thread under this thread's ids; all other requests are
+    made.
+    """
 
     def __init__(
         self,
@@ -309,18 +350,28 @@ class AdoptingRecording(Recording):
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
         with self._answers.lock:
             found = self._answers.take(asked, request_hash)
-            return claimed if found is None else self.write_call(self._adopted(found, identity, claimed, request_hash))
+            return (
+                claimed
+                if found is None
+                else self.write_call(self._adopted(found, identity, claimed, request_hash))
+            )
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         own = super().claim_tool_call(started)
         if own is not None:
             return own
-        asked = UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started)
+        asked = UnrecordedRequest(
+            started.identity, self._places.of(started.identity), tool_call=started
+        )
         with self._answers.lock:
             found = self._answers.take_tool_call(asked, started)
         if found is None:
             return None
-        place = {"id": started.id, "identity": started.identity, "tool_call_id": started.tool_call_id}
+        place = {
+            "id": started.id,
+            "identity": started.identity,
+            "tool_call_id": started.tool_call_id,
+        }
         adopted = found.model_copy(update=place)
         self.journal.write_tool_call(adopted)
         return adopted
@@ -343,7 +394,12 @@ class AdoptingRecording(Recording):
         response = {**call.response, "response_metadata": metadata}
         if call.response.get("id") == call.id:
             response["id"] = own
-        changes: dict[str, Any] = {"id": own, "identity": identity, "call_index": index, "request_hash": request_hash}
+        changes: dict[str, Any] = {
+            "id": own,
+            "identity": identity,
+            "call_index": index,
+            "request_hash": request_hash,
+        }
         for link in ("parent", "branch_of"):
             other: str | None = getattr(call, link)
             changes[link] = self._own.get(other, other) if other else None
@@ -357,7 +413,8 @@ def recorded_answers(
     paths: TaskPathResolver,
     loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
-    """The answers of the steps that began at the checkpoints `steps`. Old records do not name those of subgraphs.
+    """The answers of the steps that began at the checkpoints `steps`. Old records do not name those
+    of subgraphs.
 
     `calls` include failed ones, in any order. A failed call that a resume asked again is left out.
     """
@@ -369,21 +426,30 @@ def recorded_answers(
 
     return RecordedAnswers(
         [(paths.of(call.identity), call) for call in _in_order([*calls]) if within(call.identity)],
-        [(paths.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
+        [
+            (paths.of(call.identity), call)
+            for call in tool_calls
+            if within(call.identity) and call.status is not None
+        ],
         loosely=loosely,
     )
 
 
 def _in_order(calls: Sequence[Call]) -> list[Call]:
-    """Insert each failed call before the calls of its task that were made after it under its index or higher."""
+    """Insert each failed call before the calls of its task that were made after it under its index
+    or higher.
+    """
     again = {call.instead_of for call in calls}
     found = [call for call in calls if call.error is None]
-    for failed in reversed([call for call in calls if call.error is not None and call.id not in again]):
+    for failed in reversed(
+        [call for call in calls if call.error is not None and call.id not in again]
+    ):
         task = (failed.identity.thread_id, failed.identity.task_id)
         later = (
             number
             for number, call in enumerate(found)
-            if (call.identity.thread_id, call.identity.task_id) == task and call.call_index >= failed.call_index
+            if (call.identity.thread_id, call.identity.task_id) == task
+            and call.call_index >= failed.call_index
         )
         found.insert(next(later, len(found)), failed)
     return found

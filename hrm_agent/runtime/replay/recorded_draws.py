@@ -1,4 +1,6 @@
-"""Which recorded draws (clock, uuid, random) a replayed task gets: those of the task at the same place."""
+"""Which recorded draws (clock, uuid, random) a replayed task gets: those of the task at the same
+place.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,17 @@ __all__ = ["RecordedDraws"]
 
 
 class RecordedDraws:
-    """The draws of one segment of a run. Each record is for one task, however often that is begun. Thread-safe."""
+    """The draws of one segment of a run. Each record is for one task, however often that is begun.
+    Thread-safe.
+    """
 
-    def __init__(self, records: Iterable[TaskDraws], steps: set[str], paths: TaskPathResolver) -> None:
+    def __init__(
+        self, records: Iterable[TaskDraws], steps: set[str], paths: TaskPathResolver
+    ) -> None:
         """Of `records` those that were made in steps that began at the checkpoints `steps`."""
-        self._left = [(paths.of(found.identity), found) for found in records if found.identity.step in steps]
+        self._left = [
+            (paths.of(found.identity), found) for found in records if found.identity.step in steps
+        ]
         self._given: dict[tuple[str, int], TaskDraws | None] = {}
         self.missed = False
         """Whether a task drew something that is not on record."""
@@ -32,7 +40,9 @@ class RecordedDraws:
             return self._given[key]
 
     def _take(self, attempt: int, place: TaskPath) -> TaskDraws | None:
-        """From the same place, else from the same nodes in another step: one may have been added before them."""
+        """From the same place, else from the same nodes in another step: one may have been added
+        before them.
+        """
         ways: tuple[Callable[[TaskPath], Any], ...] = (lambda path: path, without_steps)
         for way in ways:
             for number, (path, found) in enumerate(self._left):

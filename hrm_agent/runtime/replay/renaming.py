@@ -1,12 +1,13 @@
 """Generated ids that differ between a recorded run and its replay, and stand for each other.
 
-LangGraph gives a message without an id a random one, and libraries draw ids where `hrm_agent.draws` does not reach. A
-replay has other ids than the record then, in the same places. They count as equal under a renaming: one to one over all
-states and requests of a turn, so that two places with one id then have one id now, and only between strings that look
-like generated ids of one kind. A number, a word, or a hash of a content (UUID versions 3 and 5, hex digests) is never
-renamed.
+LangGraph gives a message without an id a random one, and libraries draw ids where `hrm_agent.draws`
+does not reach. A replay has other ids than the record then, in the same places. They count as equal
+under a renaming: one to one over all states and requests of a turn, so that two places with one id
+then have one id now, and only between strings that look like generated ids of one kind. A number, a
+word, or a hash of a content (UUID versions 3 and 5, hex digests) is never renamed.
 
-Ids of a kind have one length, so they are compared and exchanged in the bytes of a value, wherever they stand.
+Ids of a kind have one length, so they are compared and exchanged in the bytes of a value, wherever
+they stand.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ _UUID = rb"[0-9a-f]{8}-[0-9a-f]{4}-(?![35][0-9a-f]{3}-[89ab])[0-9a-f]{4}-[0-9a-f
 """LangGraph's task ids are none of RFC 9562's versions."""
 _HEX = rb"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}(?![0-9a-f])"
 """A UUID of version 4 without dashes."""
-_PREFIXED = (
-    rb"((?:call|chatcmpl|fc|msg|req|resp|rs|run|srvtoolu|tooluse|toolu)[-_]{1,2})(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,64}"
-)
+_PREFIXED = rb"((?:call|chatcmpl|fc|msg|req|resp|rs|run|srvtoolu|tooluse|toolu)[-_]{1,2})(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,64}"  # noqa: E501
 """Providers' ids of calls, answers and runs: with a digit, or they might be words."""
 _ID = re.compile(rb"%b|%b|%b" % (_UUID, _HEX, _PREFIXED))
 
@@ -84,12 +83,17 @@ class Renaming:
 
     def _pairs(self, recorded: bytes, now: bytes) -> dict[bytes, bytes] | None:
         """The pairs that make them equal; None where none do."""
-        if recorded != now and (len(recorded) != len(now) or _ID.sub(_kind, recorded) != _ID.sub(_kind, now)):
+        if recorded != now and (
+            len(recorded) != len(now) or _ID.sub(_kind, recorded) != _ID.sub(_kind, now)
+        ):
             return None
         found: dict[bytes, bytes] = {}
         taken: dict[bytes, bytes] = {}
         for then, new in zip(_ID.finditer(recorded), _ID.finditer(now), strict=True):
-            if not (_agrees(new[0], then[0], self._recorded, found) and _agrees(then[0], new[0], self._now, taken)):
+            if not (
+                _agrees(new[0], then[0], self._recorded, found)
+                and _agrees(then[0], new[0], self._now, taken)
+            ):
                 return None
             found[new[0]], taken[then[0]] = then[0], new[0]
         return found
@@ -106,5 +110,7 @@ def _kind(found: re.Match[bytes]) -> bytes:
     return prefix + b"#" * (len(found[0]) - len(prefix))
 
 
-def _agrees(one: bytes, other: bytes, known: Mapping[bytes, bytes], found: Mapping[bytes, bytes]) -> bool:
+def _agrees(
+    one: bytes, other: bytes, known: Mapping[bytes, bytes], found: Mapping[bytes, bytes]
+) -> bool:
     return known.get(one, found.get(one, other)) == other

@@ -1,8 +1,9 @@
-"""What a graph asks now beside what it asked when it was recorded, as a diff that a person can read.
+"""What a graph asks now beside what it asked when it was recorded, as a diff that a person can
+read.
 
-Messages and tools are compared as text. A policy's request in a record of an earlier version is held as token ids
-alone, so both sides are compared in the words of its chat template: the policy's tokenizer is loaded for it, never its
-weights.
+Messages and tools are compared as text. A policy's request in a record of an earlier version is
+held as token ids alone, so both sides are compared in the words of its chat template: the policy's
+tokenizer is loaded for it, never its weights.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from hrm_agent.trajectory import Call, ToolCall
 __all__ = ["looks_drawn", "request_diff", "template_texts"]
 
 _NAMES = "mon tues? wed(?:nes)? thu(?:rs)? fri sat(?:ur)? sun"
-_MONTHS = "jan(?:uary)? feb(?:ruary)? mar(?:ch)? apr(?:il)? may june? july? aug(?:ust)? sept?(?:ember)? oct(?:ober)?"
+_MONTHS = (
+    "jan(?:uary)? feb(?:ruary)? mar(?:ch)? apr(?:il)? may june? july? aug(?:ust)? sept?(?:ember)?"
+    " oct(?:ober)?"
+)
 _DRAWN = re.compile(
     r"(?i)\b(?:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"  # a UUID
     rf"|(?:{_NAMES.replace(' ', '|')})(?:day)?|(?:{_MONTHS.replace(' ', '|')}|nov(?:ember)?|dec(?:ember)?)|[ap]m)\b"
@@ -39,8 +43,12 @@ _DRAWN = re.compile(
 """Texts that differ each time that they are drawn."""
 
 
-def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None) -> list[str]:
-    """A unified diff from the recorded request to the one that was made now; all of it, where there is none."""
+def request_diff(
+    store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None
+) -> list[str]:
+    """A unified diff from the recorded request to the one that was made now; all of it, where there
+    is none.
+    """
     if asked.tool_call is not None:
         recorded = list(_tool_lines(nearest)) if isinstance(nearest, ToolCall) else []
         return _diff(recorded, list(_tool_lines(asked.tool_call)))
@@ -52,20 +60,30 @@ def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | Tool
         now = list(_offer_lines(offered(asked.tools))) if nearest.tools is not None else []
         return _diff(then, [*now, *_message_lines(asked.messages)])
     try:
-        then, now = _in_template(store, load_codec(nearest.model), nearest, asked.messages, asked.tools)
+        then, now = _in_template(
+            store, load_codec(nearest.model), nearest, asked.messages, asked.tools
+        )
         return _diff(then.splitlines(), now.splitlines())
     except HrmError as error:
-        return [f"(The recorded request is held as tokens of {nearest.model}, which cannot be read: {error})"]
+        return [
+            (
+                f"(The recorded request is held as tokens of {nearest.model}, which cannot be read:"
+                f" {error})"
+            )
+        ]
 
 
 def looks_drawn(lines: Sequence[str]) -> bool:
-    """Whether the first lines of a diff differ only in numbers, names of days and months, or hexadecimal ids.
+    """Whether the first lines of a diff differ only in numbers, names of days and months, or
+    hexadecimal ids.
 
     So do values that a node takes from the clock, `uuid` and `random`, such as a time in a prompt.
     """
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     old, new = ([line[1:] for line in changed if line.startswith(sign)] for sign in "-+")
-    return any(a != b and _DRAWN.sub("0", a) == _DRAWN.sub("0", b) for a, b in zip(old, new, strict=False))
+    return any(
+        a != b and _DRAWN.sub("0", a) == _DRAWN.sub("0", b) for a, b in zip(old, new, strict=False)
+    )
 
 
 def template_texts(store: RunStore) -> TemplateTexts:
@@ -81,7 +99,9 @@ def template_texts(store: RunStore) -> TemplateTexts:
 def _in_template(
     store: RunStore, codec: Codec, call: Call, messages: Sequence[BaseMessage], tools: Sequence[Any]
 ) -> tuple[str, str]:
-    """A recorded request and the one of now as the policy reads them, without the recorded answer."""
+    """A recorded request and the one of now as the policy reads them,
+    without the recorded answer.
+    """
     path = store.journal.path_tokens(call.id)
     then = path[: len(path) - call.sampled_tokens]
     return codec.decode(then), codec.decode(codec.encode(messages, tools))

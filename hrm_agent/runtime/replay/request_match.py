@@ -1,11 +1,13 @@
-"""Requests that are not the recorded ones word for word, and count as the same: other ids, or ignored parts.
+"""Requests that are not the recorded ones word for word, and count as the same: other ids, or
+ignored parts.
 
-A request is compared in the form in which a model sees it: of each message type, text, name and tool calls; ids of tool
-calls are left out, which result belongs to which call is not. Of a policy's call the record holds tokens, not messages:
-both sides are compared in the words of its chat template then, as far as its tokenizer can be loaded, and only ids may
-differ.
+A request is compared in the form in which a model sees it: of each message type, text, name and
+tool calls; ids of tool calls are left out, which result belongs to which call is not. Of a policy's
+call the record holds tokens, not messages: both sides are compared in the words of its chat
+template then, as far as its tokenizer can be loaded, and only ids may differ.
 
-An answer quotes the ids of its request. It is given out with the ids of now, so that what follows fits together.
+An answer quotes the ids of its request. It is given out with the ids of now, so that what follows
+fits together.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from hrm_agent.trajectory.conversation_digest import context_of
 __all__ = ["RequestMatch", "TemplateTexts"]
 
 TemplateTexts = Callable[[Call, Any, Any], tuple[str, str]]
-"""A recorded request (of a call) and the one of now (messages, tools) in the words of the policy's chat template.
+"""A recorded request (of a call) and the one of now (messages, tools) in the words of the policy's
+chat template.
 
-Raises `ModelError` where its tokenizer is not to be had."""
+Raises `ModelError` where its tokenizer is not to be had.
+"""
 _FIELDS = ("type", "content", "name", "tool_calls", "answers")
 _KEPT = ("id", "identity", "tool_call_id")
 """Fields of a tool call's record that say where it stands."""
@@ -39,7 +43,9 @@ _KEPT = ("id", "identity", "tool_call_id")
 class RequestMatch:
     """Compares requests, up to a renaming of ids and without what is to be ignored."""
 
-    def __init__(self, renaming: Renaming, ignored: Ignored, texts: TemplateTexts, learn: Callable[[], None]) -> None:
+    def __init__(
+        self, renaming: Renaming, ignored: Ignored, texts: TemplateTexts, learn: Callable[[], None]
+    ) -> None:
         """`learn` is called before an answer is looked up: it notes the ids of states."""
         self._renaming, self._ignored, self._texts = renaming, ignored, texts
         self.learn = learn
@@ -63,13 +69,16 @@ class RequestMatch:
         """The record with the ids of now."""
         if not self._renaming.changes_any:
             return call
-        told = json.dumps([call.response, call.exact]).encode()  # in its own order: states are compared as bytes
+        # in its own order: states are compared as bytes
+        told = json.dumps([call.response, call.exact]).encode()
         response, exact = json.loads(self._renaming.as_now(told))
         return call.model_copy(update={"response": response, "exact": exact})
 
     def same_tool_call(self, call: ToolCall, started: ToolCall) -> bool:
         """True if the record can answer this call."""
-        return call.name == started.name and self._renaming.would_equal(*self._tool_forms(call, started, note=False))
+        return call.name == started.name and self._renaming.would_equal(
+            *self._tool_forms(call, started, note=False)
+        )
 
     def note_tool_call(self, call: ToolCall, started: ToolCall) -> None:
         """The record answers this call: the ids of its arguments stand for those on record."""
@@ -79,7 +88,9 @@ class RequestMatch:
         """The record with the ids of now."""
         if not self._renaming.changes_any:
             return call
-        renamed = ToolCall.model_validate_json(self._renaming.as_now(call.model_dump_json().encode()))
+        renamed = ToolCall.model_validate_json(
+            self._renaming.as_now(call.model_dump_json().encode())
+        )
         changes = {name: getattr(call, name) for name in _KEPT}
         if renamed.output is not None:
             changes["output"] = edit_packed(renamed.output, self._renaming.as_now)
@@ -88,14 +99,20 @@ class RequestMatch:
         return renamed.model_copy(update=changes)
 
     def _effect(self, effect: dict[str, Any]) -> dict[str, Any]:
-        """Rename ids in an effect to the current ones, except in answers, which stay as recorded."""
+        """Rename ids in an effect to the current ones, except in answers,
+        which stay as recorded.
+        """
         packed = (name for name in effect if name != "answer" and isinstance(effect[name], dict))
         return effect | {name: edit_packed(effect[name], self._renaming.as_now) for name in packed}
 
-    def _forms(self, call: Call, messages: Any, tools: Any, *, note: bool) -> tuple[bytes, bytes] | None:
+    def _forms(
+        self, call: Call, messages: Any, tools: Any, *, note: bool
+    ) -> tuple[bytes, bytes] | None:
         if call.request is not None:
             sent = convert_to_messages([dict(message) for message in call.request])
-            return self._blanked({"messages": _form(sent)}, {"messages": _form(messages)}, note=note)
+            return self._blanked(
+                {"messages": _form(sent)}, {"messages": _form(messages)}, note=note
+            )
         if not holds_ids(_bytes(_form(messages))):
             return None
         try:
@@ -105,7 +122,9 @@ class RequestMatch:
         return _bytes(texts[0]), _bytes(texts[1])
 
     def _tool_forms(self, call: ToolCall, started: ToolCall, *, note: bool) -> tuple[bytes, bytes]:
-        return self._blanked({"arguments": call.arguments}, {"arguments": started.arguments}, note=note)
+        return self._blanked(
+            {"arguments": call.arguments}, {"arguments": started.arguments}, note=note
+        )
 
     def _blanked(self, recorded: Any, now: Any, *, note: bool) -> tuple[bytes, bytes]:
         old, new = self._ignored.blanked(recorded, now, request=True, note=note)
@@ -123,4 +142,6 @@ def _form(messages: list[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _bytes(value: Any) -> bytes:
-    return json.dumps(plain(value), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(plain(value), sort_keys=True, ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )

@@ -33,7 +33,9 @@ class Divergence:
     asked: UnrecordedRequest
     """What the replayed graph asked."""
     nearest: Call | ToolCall | None
-    """The recorded call of the same node to compare with; None where the node never asked anything of the kind."""
+    """The recorded call of the same node to compare with; None where the node never asked anything
+    of the kind.
+    """
     step: int
     """LangGraph's number of the outermost graph's step in which it asked."""
 
@@ -53,7 +55,9 @@ class Replay:
     verdict: ReplayVerdict
     """Whether the graph still does what it did."""
     checkpoints: int = 0
-    """Number of checkpoints compared, those of subgraphs and those that its turns begin with among them."""
+    """Number of checkpoints compared, those of subgraphs and those that its turns begin with among
+    them.
+    """
     tasks: int = 0
     """Number of tasks whose writes were compared."""
     writes: int = 0
@@ -61,7 +65,9 @@ class Replay:
     not_compared: tuple[str, ...] = ()
     """Recorded things that were not compared, in words."""
     renamed_ids: int = 0
-    """Generated ids that are others than they were, one to one (`hrm_agent.runtime.replay.renaming`)."""
+    """Generated ids that are others than they were, one to one
+    (`hrm_agent.runtime.replay.renaming`).
+    """
     ignored: tuple[str, ...] = ()
     """Differences at paths that were to be ignored, in words."""
     unmatched: tuple[str, ...] = ()
@@ -71,16 +77,21 @@ class Replay:
     divergence: Divergence | None = None
     """The first request that is not on record; None if all are."""
     step: int | None = None
-    """The first step of the outermost graph in which a state, a task or a write differs; None if none does."""
+    """The first step of the outermost graph in which a state, a task or a write differs; None if
+    none does.
+    """
     changes: tuple[Change, ...] = ()
-    """How the last states differ: the recorded one, then the replayed one. Where they are equal, the first difference
-    on the way there."""
+    """How the last states differ: the recorded one, then the replayed one. Where they are equal,
+    the first difference on the way there.
+    """
     on_the_way: bool = False
     """Whether `changes` is a difference on the way."""
     ended: str = ""
     """How it ended, where that differs: what it raised, or what was expected of it."""
     effects: tuple[Effect, ...] = ()
-    """What nodes did again outside of the record, as far as it was seen; what was refused, under `REFUSED`."""
+    """What nodes did again outside of the record, as far as it was seen; what was refused, under
+    `REFUSED`.
+    """
     drawn: bool = False
     """Whether a node drew a time, an id or a random number that is not on record."""
     live: Trajectory | None = None

@@ -1,10 +1,11 @@
 """Where in a run a task stood, without the ids that LangGraph draws anew in each run.
 
-A task's id is a hash of the checkpoint that its step started from, of its namespace and step, and of what made it: the
-number of a `Send`, or the triggers of a node. LangGraph finds the writes of stored threads by these ids, so that they
-cannot change from one version of it to the next; hashing the candidates again tells which one a task was. The
-checkpoints of the graphs around a subgraph stand in the metadata of its own. So two runs of one graph agree on the
-place of each task, at every depth, even where parallel branches ask the same.
+A task's id is a hash of the checkpoint that its step started from, of its namespace and step, and
+of what made it: the number of a `Send`, or the triggers of a node. LangGraph finds the writes of
+stored threads by these ids, so that they cannot change from one version of it to the next; hashing
+the candidates again tells which one a task was. The checkpoints of the graphs around a subgraph
+stand in the metadata of its own. So two runs of one graph agree on the place of each task, at every
+depth, even where parallel branches ask the same.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class PathStep(NamedTuple):
     node: str
     """Name of the node."""
     number: str
-    """Number of the `Send` that made it; empty for a node that its edges trigger. Of a task of the functional API the
-    calls that led to it, where they are known."""
+    """Number of the `Send` that made it; empty for a node that its edges trigger. Of a task of the
+    functional API the calls that led to it, where they are known.
+    """
 
 
 TaskPath = tuple[PathStep, ...]
@@ -62,12 +64,16 @@ class TaskPathResolver:
         graph: Pregel[Any, Any, Any, Any],
         paths: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It tells tasks of the
-        functional API apart.
+        """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It
+        tells tasks of the functional API apart.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
         graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
-        self._triggers = {(name, tuple(sorted(node.triggers))) for each in graphs for name, node in each.nodes.items()}
+        self._triggers = {
+            (name, tuple(sorted(node.triggers)))
+            for each in graphs
+            for name, node in each.nodes.items()
+        }
         self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
 
     def of(self, identity: GraphIdentity) -> TaskPath:
@@ -89,13 +95,17 @@ class TaskPathResolver:
         return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
     def of_checkpoint(self, found: CheckpointTuple) -> TaskPath:
-        """Of a graph's checkpoint: the tasks around the graph, and the step that led to it, of no node."""
+        """Of a graph's checkpoint: the tasks around the graph, and the step that led to it, of no
+        node.
+        """
         configured = found.config.get("configurable", {})
         around = self._around(configured["checkpoint_ns"], configured["checkpoint_id"], "")
         return (*around, PathStep(found.metadata.get("step", -1), "", ""))
 
     def is_within(self, place: TaskPath, what: str, identity: GraphIdentity, number: int) -> bool:
-        """Whether a place lies in a subgraph or task of the functional API (`what`) that a task ran."""
+        """Whether a place lies in a subgraph or task of the functional API (`what`) that a task
+        ran.
+        """
         task = self.of(identity)
         if what == "tasks":
             called = f"~{PUSH}, {self._paths(identity.task_id)}, {number:010d}, "
@@ -103,8 +113,12 @@ class TaskPathResolver:
                 called in level.number for level in place[len(task) - 1 :]
             )
         after = place[len(task)] if len(place) > len(task) else None
-        numbered = after is not None and after.node.isdecimal() and after == PathStep(0, after.node, "")
-        return place[: len(task)] == task and (after.node if after and numbered else "0") == str(number)
+        numbered = (
+            after is not None and after.node.isdecimal() and after == PathStep(0, after.node, "")
+        )
+        return place[: len(task)] == task and (after.node if after and numbered else "0") == str(
+            number
+        )
 
     def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
         """The tasks around a graph."""
@@ -118,8 +132,12 @@ class TaskPathResolver:
                 index = self._made_by(outer, started, task_id, node)[1]
                 yield PathStep(self._step(outer, started), node, index)
 
-    def _made_by(self, namespace: str, checkpoint_id: str, task_id: str, node: str) -> tuple[str, str]:
-        """Node and `Send` of a task; `node` is the name where it is known. Unknown parts stay empty."""
+    def _made_by(
+        self, namespace: str, checkpoint_id: str, task_id: str, node: str
+    ) -> tuple[str, str]:
+        """Node and `Send` of a task; `node` is the name where it is known. Unknown parts stay
+        empty.
+        """
         found = self._checkpoint(namespace, checkpoint_id)
         if found is None:
             return node, ""
@@ -141,6 +159,10 @@ class TaskPathResolver:
     def _checkpoint(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
         key = (namespace, checkpoint_id)
         if checkpoint_id and self._checkpoints.get(key) is None:
-            where = {"thread_id": self._thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+            where = {
+                "thread_id": self._thread_id,
+                "checkpoint_ns": namespace,
+                "checkpoint_id": checkpoint_id,
+            }
             self._checkpoints[key] = self._saver.get_tuple({"configurable": where})
         return self._checkpoints.get(key)

@@ -1,16 +1,18 @@
-"""The choice among several runs of one task: a graph of its own, so that it is on record like any run.
+"""The choice among several runs of one task: a graph of its own, so that it is on record like any
+run.
 
     START -> judge (where a judge is asked) -> choose -> END
 
-The candidates are in its run context; its answer is the chosen run's, and its last state says which run was chosen and
-why. Failed runs are left out. The others are ranked in this order:
+The candidates are in its run context; its answer is the chosen run's, and its last state says which
+run was chosen and why. Failed runs are left out. The others are ranked in this order:
 
 1. runs with an answer before runs without;
 2. runs that their critic accepted, if the graph has a `verdict` (a majority ignores the critic);
 3. runs that ended by themselves before runs that ended at a limit;
-4. `best-of-n` asks a judge if there is no verdict and answers differ: the critic's own model, else the policy, in one
-   call that shows each different answer once;
-5. the most frequent answer (`hrm_agent.answers.equivalence`), then the first run; also if the judge names none.
+4. `best-of-n` asks a judge if there is no verdict and answers differ: the critic's own model, else
+   the policy, in one call that shows each different answer once;
+5. the most frequent answer (`hrm_agent.answers.equivalence`), then the first run; also if the judge
+   names none.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ _FORMER_NAME = "graphs.choice:graph"
 """The same in older records."""
 
 JUDGE_PROMPT = (
-    "You are the critic. Several answers to one problem are shown. Which one is right? Answer with JSON only: "
-    '{"best": its number, "reason": ...}'
+    "You are the critic. Several answers to one problem are shown. Which one is right? Answer with"
+    ' JSON only: {"best": its number, "reason": ...}'
 )
 """System turn of the judge."""
 
@@ -122,14 +124,17 @@ class ChoiceState(TypedDict):
 def needs_judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> str:
     """Only if answers differ and no critic has given a verdict."""
     pool = _pool(runtime.context)
-    asked = runtime.context.mode == "best-of-n" and all(candidate["accepted"] is None for candidate in pool)
+    asked = runtime.context.mode == "best-of-n" and all(
+        candidate["accepted"] is None for candidate in pool
+    )
     return "judge" if asked and len(_different(pool)) > 1 else "choose"
 
 
 async def judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any]:
     """The policy in the critic's place: which of the different answers is right."""
     shown = [
-        own_text(candidate["answer"] or "").strip()[:MAX_SHOWN] for candidate in _different(_pool(runtime.context))
+        own_text(candidate["answer"] or "").strip()[:MAX_SHOWN]
+        for candidate in _different(_pool(runtime.context))
     ]
     # In one line each: an answer of several could forge its neighbours.
     lines = [json.dumps(text) if len(text.splitlines()) > 1 else text for text in shown]
@@ -146,7 +151,12 @@ def choose(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any
     pool = _pool(runtime.context)
     chosen, reason = _named(state.get("judged", ""), pool) or _voted(pool)
     said = [] if chosen["answer"] is None else [AIMessage(chosen["answer"])]
-    return {"messages": said, "chosen": chosen["thread"], "reason": reason, "stop_reason": chosen["stop_reason"]}
+    return {
+        "messages": said,
+        "chosen": chosen["thread"],
+        "reason": reason,
+        "stop_reason": chosen["stop_reason"],
+    }
 
 
 def _pool(context: ChoiceContext) -> list[Candidate]:

@@ -1,16 +1,20 @@
-"""Picks the checkpoint to retry a rejected run from: the one before the step that the critic blames.
+"""Picks the checkpoint to retry a rejected run from: the one before the step that the critic
+blames.
 
-A graph supports search if its state has a `verdict`, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
+A graph supports search if its state has a `verdict`, a dict (or pydantic model) of `action`,
+`subgoal` and `hint`:
 
 * `accept` ends the search;
-* `revise` blames a subgoal. It and its dependents are solved again, from the moment before it was (last) solved. All
-  other results of the run, of the same step and of later ones, are pinned there, so that nothing else is solved again.
-  A graph without `plan` and `results` names one of its nodes as the subgoal;
+* `revise` blames a subgoal. It and its dependents are solved again, from the moment before it was
+  (last) solved. All other results of the run, of the same step and of later ones, are pinned there,
+  so that nothing else is solved again. A graph without `plan` and `results` names one of its nodes
+  as the subgoal;
 * `replan` blames the plan: the node `plan` runs again;
 * anything else (it gave up, or cannot be parsed) closes the run.
 
-The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the state has them.
-A fork has what its run had spent (`hrm_agent.graphs.parts.budget`), but its time counts from the fork on.
+The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the
+state has them. A fork has what its run had spent (`hrm_agent.graphs.parts.budget`), but its time
+counts from the fork on.
 """
 
 from __future__ import annotations
@@ -49,8 +53,10 @@ def require_verdict(name: str) -> None:
     """Raise `ConfigError` if the state of a graph has no `verdict`."""
     if "verdict" not in load_graph(name).channels:
         raise ConfigError(
-            f"The mode 'search' needs the verdict of a critic, but the state of graph {name!r} has no `verdict`.",
-            "Use --mode best-of-n or majority, or add `verdict: dict` to the state, with action, subgoal and hint.",
+            f"The mode 'search' needs the verdict of a critic, but the state of graph {name!r} has"
+            " no `verdict`.",
+            "Use --mode best-of-n or majority, or add `verdict: dict` to the state, with action,"
+            " subgoal and hint.",
         )
 
 
@@ -83,7 +89,9 @@ def _verdict(found: History) -> Mapping[str, Any]:
 def _before_subgoal(found: History, subgoal: str, hint: str) -> RetryPoint | None:
     """Before the last step that solved the subgoal; None if no step did."""
     line = found.lineage()
-    places = [m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)]
+    places = [
+        m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)
+    ]
     if not places:
         return None
     moment = places[-1]
@@ -106,8 +114,15 @@ def _plan(moment: Moment) -> list[Subgoal]:
     """The subgoals of a graph that has some."""
     listed: Any = moment.values.get(_PLAN)
     items = cast("list[Any]", listed) if isinstance(listed, list) else []
-    named = [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping) and "name" in item]
-    return [Subgoal(name=s["name"], goal=str(s.get("goal", "")), needs=list(s.get("needs") or ())) for s in named]
+    named = [
+        cast("Mapping[str, Any]", item)
+        for item in items
+        if isinstance(item, Mapping) and "name" in item
+    ]
+    return [
+        Subgoal(name=s["name"], goal=str(s.get("goal", "")), needs=list(s.get("needs") or ()))
+        for s in named
+    ]
 
 
 def _results(moment: Moment) -> Mapping[str, Any]:
@@ -116,10 +131,14 @@ def _results(moment: Moment) -> Mapping[str, Any]:
 
 
 def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
-    """The critic's hint, added to earlier hints, and a time budget that starts again at the fork."""
+    """The critic's hint, added to earlier hints,
+    and a time budget that starts again at the fork.
+    """
     known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
     spent: Any = moment.values.get("spent")
-    changes: dict[str, Any] = {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}
+    changes: dict[str, Any] = (
+        {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}
+    )
     if hint and "hints" in known and name != _PLAN:
         return changes | {"hints": {**(moment.values.get("hints") or {}), name: hint}}
     return changes | ({"hint": hint} if hint and "hint" in known else {})

@@ -3,20 +3,21 @@
     outcome = await solve(runner, episode, Mode("search", n=4))
     outcome.trajectory.answer, outcome.chosen, outcome.candidates
 
-`single`      one run
-`best-of-n`   n runs side by side; one that the graph's critic accepted is preferred, else a judge is asked
-`majority`    n runs side by side; the most frequent answer
-`search`      one run; while its critic does not accept it, the best open run is forked at the moment before the step
+`single`      one run `best-of-n`   n runs side by side; one that the graph's critic accepted is
+preferred, else a judge is asked `majority`    n runs side by side; the most frequent answer
+`search`      one run; while its critic does not accept it, the best open run is forked at the
+moment before the step
               that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in
               all. If no run is open, a new one is started
 
-The task's own thread `T` holds the run that chooses (`hrm_agent.runtime.selection.choice`), a run like any other: its
-trajectory has the answer and the reward in every mode. The candidates are the threads `T/0`, `T/1` and so on, one
-group named `T`; an `Overlay` says whether each was chosen. All names and seeds follow from the place in the group, so
-that a killed mode is resumed by calling it again: finished runs are read back, and a search takes the same path.
+The task's own thread `T` holds the run that chooses (`hrm_agent.runtime.selection.choice`), a run
+like any other: its trajectory has the answer and the reward in every mode. The candidates are the
+threads `T/0`, `T/1` and so on, one group named `T`; an `Overlay` says whether each was chosen. All
+names and seeds follow from the place in the group, so that a killed mode is resumed by calling it
+again: finished runs are read back, and a search takes the same path.
 
-If a candidate waits for a person and no other one is good enough, the choice stays open: T is under way until the
-question is answered (on the candidate's thread) and the mode is called again.
+If a candidate waits for a person and no other one is good enough, the choice stays open: T is under
+way until the question is answered (on the candidate's thread) and the mode is called again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate, is_choice
-from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
+from hrm_agent.runtime.selection.critic_search import (
+    RetryPoint,
+    accepted,
+    find_retry_point,
+    require_verdict,
+)
 from hrm_agent.runtime.settings import ModeName
 from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history
 from hrm_agent.store import RunStore
@@ -82,8 +88,9 @@ async def solve(
 ) -> Outcome:
     """Run an episode by a mode, resume it, or read it back.
 
-    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is recorded. Raises
-    `ConfigError` if the graph lacks what the mode needs, before anything is written.
+    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is
+    recorded. Raises `ConfigError` if the graph lacks what the mode needs, before anything is
+    written.
     """
     gate = gate or asyncio.Semaphore(mode.n)
     if mode.name == "single":
@@ -159,7 +166,8 @@ class _Group:
         episodes = [self._candidate(index) for index in indices]
         for episode in episodes:
             self.keep(episode)
-        # A search has decided by how its runs ended: they stay so, for it takes the same path again.
+        # A search has decided by how its runs ended: they stay so, for it takes the same path
+        # again.
         again = self.runner.takes_up_stopped and self.mode.name != "search"
         runner = replace(self.runner, takes_up_stopped=again)
         return await runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
@@ -171,7 +179,9 @@ class _Group:
         tried = await self._run([0])
         left: set[str] = set()
         while len(tried) < self.mode.n and not any(map(self._ends_search, tried)):
-            place = self._best_open([candidate for candidate in tried if candidate.thread_id not in left])
+            place = self._best_open(
+                [candidate for candidate in tried if candidate.thread_id not in left]
+            )
             if place is None:
                 tried += await self._run([len(tried)])
                 continue
@@ -189,8 +199,13 @@ class _Group:
         return candidate.status is not RunStatus.FAILED and bool(accepted(self._history(candidate)))
 
     def _best_open(self, candidates: Sequence[Trajectory]) -> tuple[Trajectory, RetryPoint] | None:
-        """The run with the least to solve again; of several the newest, which has followed the most hints."""
-        found = [(candidate, find_retry_point(self._history(candidate))) for candidate in reversed(candidates)]
+        """The run with the least to solve again; of several the newest, which has followed the most
+        hints.
+        """
+        found = [
+            (candidate, find_retry_point(self._history(candidate)))
+            for candidate in reversed(candidates)
+        ]
         places = [(candidate, blame) for candidate, blame in found if blame is not None]
         return min(places, key=lambda place: place[1].again, default=None)
 
@@ -221,7 +236,9 @@ class _Group:
     def _judge(self) -> str | None:
         """The model that the critic has, where the graph's roles have models of their own."""
         models: Any = self.episode.context.get("models")
-        return cast("Mapping[str, str]", models).get("critic") if isinstance(models, Mapping) else None
+        return (
+            cast("Mapping[str, str]", models).get("critic") if isinstance(models, Mapping) else None
+        )
 
     def _on_record(self) -> list[Trajectory]:
         found = self.store.journal.trajectories(group_id=self.episode.thread_id)
@@ -230,7 +247,9 @@ class _Group:
     def _concluded(self, choice: Trajectory, candidates: Sequence[Trajectory]) -> Outcome:
         state = _last_state(self.store, choice.thread_id)
         chosen, reason = state.get("chosen"), str(state.get("reason", choice.error or ""))
-        self.store.journal.write_overlays([_judged(candidate, chosen, reason) for candidate in candidates])
+        self.store.journal.write_overlays(
+            [_judged(candidate, chosen, reason) for candidate in candidates]
+        )
         return Outcome(choice, tuple(candidates), chosen, reason)
 
 
@@ -246,10 +265,14 @@ def _as_candidate(store: RunStore, candidate: Trajectory) -> Candidate:
 
 
 def _waits(candidates: Sequence[Trajectory], entries: Sequence[Candidate]) -> bool:
-    """True if a candidate waits for a person, and no other one was accepted (without a critic: has answered)."""
+    """True if a candidate waits for a person, and no other one was accepted (without a critic: has
+    answered).
+    """
     judged = any(entry["accepted"] is not None for entry in entries)
     fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in entries]
-    return not any(fine) and any(candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates)
+    return not any(fine) and any(
+        candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates
+    )
 
 
 def _last_state(store: RunStore, thread: str) -> Mapping[str, Any]:
@@ -265,7 +288,13 @@ def _judged(candidate: Trajectory, chosen: str | None, reason: str) -> Overlay:
         group_id=candidate.group_id,
         reward=candidate.reward,
         verdict=Verdict.KEPT if kept else Verdict.DROPPED,
-        reason=f"chosen: {reason}" if kept else f"{chosen} was chosen" if chosen else f"none was chosen: {reason}",
+        reason=(
+            f"chosen: {reason}"
+            if kept
+            else f"{chosen} was chosen"
+            if chosen
+            else f"none was chosen: {reason}"
+        ),
         penalty_error=0.0,
         penalty_format=0.0,
     )

@@ -1,13 +1,15 @@
-"""What a chat client gets: a run on record in OpenAI's forms, and the part of an answer that is meant for people.
+"""What a chat client gets: a run on record in OpenAI's forms, and the part of an answer that is
+meant for people.
 
-A policy thinks in `<reason>` and writes what counts into `<answer>`. A client's `content` is what stands outside of
-reasoning and tool calls, from the first `<answer>` on where there is one, without that tag itself; the whole text, as
-it was sampled, is on record. `visible` decides that for a text that is still growing too: what it has given out for the
-beginning stays the beginning. Only `<answer>` shows that a turn is the last one, so only what follows it is streamed as
-it is sampled; an answer without the tag comes in one piece when the run has ended.
+A policy thinks in `<reason>` and writes what counts into `<answer>`. A client's `content` is what
+stands outside of reasoning and tool calls, from the first `<answer>` on where there is one, without
+that tag itself; the whole text, as it was sampled, is on record. `visible` decides that for a text
+that is still growing too: what it has given out for the beginning stays the beginning. Only
+`<answer>` shows that a turn is the last one, so only what follows it is streamed as it is sampled;
+an answer without the tag comes in one piece when the run has ended.
 
-Thoughts that are on record apart from the answer's text are the message's `reasoning_content`, as other servers have
-it, and never its `content`.
+Thoughts that are on record apart from the answer's text are the message's `reasoning_content`, as
+other servers have it, and never its `content`.
 """
 
 from __future__ import annotations
@@ -49,12 +51,20 @@ def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
 def _without_half_a_tag(text: str) -> str:
     """A tag that is being written is not shown as text."""
     opened = text.rfind("<")
-    return text[:opened] if opened >= 0 and len(text) - opened < _LONGEST_TAG and ">" not in text[opened:] else text
+    return (
+        text[:opened]
+        if opened >= 0 and len(text) - opened < _LONGEST_TAG and ">" not in text[opened:]
+        else text
+    )
 
 
 def finish_reason(trajectory: Trajectory) -> str:
-    """`length` for a run that reached a limit, whichever; a question that waits for a person is a turn that ended."""
-    ended = trajectory.status is RunStatus.COMPLETED or trajectory.stop_reason is StopReason.INTERRUPT
+    """`length` for a run that reached a limit, whichever; a question that waits for a person is a
+    turn that ended.
+    """
+    ended = (
+        trajectory.status is RunStatus.COMPLETED or trajectory.stop_reason is StopReason.INTERRUPT
+    )
     return "stop" if ended else "length"
 
 
@@ -65,7 +75,12 @@ def usage(trajectory: Trajectory) -> dict[str, Any]:
     sampled = used.output_tokens or 0
     thought = used.reasoning_tokens
     details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
-    return {"prompt_tokens": asked, "completion_tokens": sampled, "total_tokens": asked + sampled, **details}
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": sampled,
+        "total_tokens": asked + sampled,
+        **details,
+    }
 
 
 def reasoning(thoughts: str | None) -> dict[str, str]:
@@ -76,18 +91,41 @@ def reasoning(thoughts: str | None) -> dict[str, str]:
 def completion(trajectory: Trajectory, content: str, thoughts: str | None = None) -> dict[str, Any]:
     """The answer to a request that is not streamed."""
     message = {"role": "assistant", "content": content, **reasoning(thoughts), "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(trajectory)}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_reason(trajectory),
+    }
     head = _head("chat.completion", trajectory.id, trajectory.graph, trajectory.started_at)
-    return {**head, "choices": [choice], "usage": usage(trajectory), "hrm_agent": _extension(trajectory)}
+    return {
+        **head,
+        "choices": [choice],
+        "usage": usage(trajectory),
+        "hrm_agent": _extension(trajectory),
+    }
 
 
 def chunk(
-    identity: str, model: str, created: float, delta: dict[str, Any], ended: Trajectory | None = None
+    identity: str,
+    model: str,
+    created: float,
+    delta: dict[str, Any],
+    ended: Trajectory | None = None,
 ) -> dict[str, Any]:
     """One event of a stream; `ended` is given with the last one that has a choice."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason(ended) if ended else None}
+    choice = {
+        "index": 0,
+        "delta": delta,
+        "logprobs": None,
+        "finish_reason": finish_reason(ended) if ended else None,
+    }
     extension = {"hrm_agent": _extension(ended)} if ended else {}
-    return {**_head("chat.completion.chunk", identity, model, created), "choices": [choice], **extension}
+    return {
+        **_head("chat.completion.chunk", identity, model, created),
+        "choices": [choice],
+        **extension,
+    }
 
 
 def usage_chunk(trajectory: Trajectory, created: float) -> dict[str, Any]:
@@ -100,7 +138,9 @@ def model_card(name: str, created: float) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(created), "owned_by": "hrm-agent"}
 
 
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+def error_body(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
     """OpenAI's form of an error."""
     return {"error": {"message": message, "type": _kind(status), "param": param, "code": code}}
 

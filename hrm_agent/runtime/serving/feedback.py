@@ -1,9 +1,11 @@
-"""What people say of runs: `POST /v1/feedback` -> a scoring by the rubric `feedback`, beside the run's record.
+"""What people say of runs: `POST /v1/feedback` -> a scoring by the rubric `feedback`, beside the
+run's record.
 
     {"thread": "chat-1", "score": 0.75 or "up" or "down", "words": "cites the wrong page", "id": "f-1"}
 
-`words` and `id` may be left out. Of several on one thread all are kept, with their times; the newest counts, since
-people change their minds. Said again under the same `id`, as a client does that got no answer, nothing is added.
+`words` and `id` may be left out. Of several on one thread all are kept, with their times; the
+newest counts, since people change their minds. Said again under the same `id`, as a client does
+that got no answer, nothing is added.
 """
 
 from __future__ import annotations
@@ -38,13 +40,19 @@ class _Body(BaseModel):
 
 
 def add_feedback(store: RunStore, body: Any) -> dict[str, Any]:
-    """Write one down; what the client is answered. Raises `RefusedError`. Blocks for as long as a write does."""
+    """Write one down; what the client is answered. Raises `RefusedError`. Blocks for as long as a
+    write does.
+    """
     asked = _read(body)
     found = store.journal.headers("thread_id = ?", (asked.thread,))
     if not found:
-        raise RefusedError(404, "No thread of that name is on record.", code="unknown_thread", param="thread")
+        raise RefusedError(
+            404, "No thread of that name is on record.", code="unknown_thread", param="thread"
+        )
     if found[0].status is RunStatus.RUNNING:
-        raise RefusedError(409, "The thread's run has not ended.", code="thread_busy", param="thread")
+        raise RefusedError(
+            409, "The thread's run has not ended.", code="thread_busy", param="thread"
+        )
     given = Feedback(
         id=asked.id or uuid4().hex,
         score=_SCORES[asked.score] if isinstance(asked.score, str) else asked.score,
@@ -52,13 +60,23 @@ def add_feedback(store: RunStore, body: Any) -> dict[str, Any]:
         given_at=time.time(),
     )
     trajectory_id = found[0].id
-    stands = store.scorings.amend(FEEDBACK, trajectory_id, lambda scoring: _with(scoring, trajectory_id, given))
+    stands = store.scorings.amend(
+        FEEDBACK, trajectory_id, lambda scoring: _with(scoring, trajectory_id, given)
+    )
     kept = {one.id: one for one in stands.feedback} if stands is not None else {}
     if given.id not in kept:
-        raise RefusedError(409, f"The thread has {MAX_FEEDBACKS} feedbacks, which is all it may.", code="too_many")
+        raise RefusedError(
+            409, f"The thread has {MAX_FEEDBACKS} feedbacks, which is all it may.", code="too_many"
+        )
     if (kept[given.id].score, kept[given.id].words) != (given.score, given.words):
         raise RefusedError(409, "Another feedback has that id.", code="id_taken", param="id")
-    return {"object": "feedback", "id": given.id, "thread": asked.thread, "trajectory": trajectory_id, "of": len(kept)}
+    return {
+        "object": "feedback",
+        "id": given.id,
+        "thread": asked.thread,
+        "trajectory": trajectory_id,
+        "of": len(kept),
+    }
 
 
 def _read(body: Any) -> _Body:
@@ -69,7 +87,9 @@ def _read(body: Any) -> _Body:
     except ValidationError as error:
         wrong = refusal(error)
         if wrong.param is not None and wrong.param.startswith("score"):
-            raise RefusedError(400, 'score: a number from 0 to 1, "up" or "down".', param="score") from None
+            raise RefusedError(
+                400, 'score: a number from 0 to 1, "up" or "down".', param="score"
+            ) from None
         raise wrong from None
 
 

@@ -1,14 +1,15 @@
 """What a chat client asks, read strictly: `POST /v1/chat/completions` -> `ChatRequest`.
 
-A parameter that would change the answer and is not supported is refused, never quietly dropped; one that has the value
-which changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients send them; one that is only for the
-books of a provider (`user`, `metadata`) is ignored.
+A parameter that would change the answer and is not supported is refused, never quietly dropped; one
+that has the value which changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients
+send them; one that is only for the books of a provider (`user`, `metadata`) is ignored.
 
-Turns. The last message, the user's, is the task. Those before it are handed to graphs whose state has messages; a graph
-that takes the problem as text answers the last one by itself. What a system (or developer) message says is put before
-the task, as part of the user's turn: the system turn belongs to the graph's roles, and a caller cannot take it over.
-Content is text: a codec encodes a control token that is spelled in it as the characters that it is made of, so that no
-content begins a turn. Tools are the graph's own. A client cannot offer any, nor claim results of them.
+Turns. The last message, the user's, is the task. Those before it are handed to graphs whose state
+has messages; a graph that takes the problem as text answers the last one by itself. What a system
+(or developer) message says is put before the task, as part of the user's turn: the system turn
+belongs to the graph's roles, and a caller cannot take it over. Content is text: a codec encodes a
+control token that is spelled in it as the characters that it is made of, so that no content begins
+a turn. Tools are the graph's own. A client cannot offer any, nor claim results of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.runtime.serving.answers import reasoning
 from hrm_agent.trajectory import Sampling, TaskRef
 
-__all__ = ["DEFAULT_LIMITS", "OTHER_LIMIT", "ChatRequest", "RefusedError", "read_request", "refusal"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "OTHER_LIMIT",
+    "ChatRequest",
+    "RefusedError",
+    "read_request",
+    "refusal",
+]
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
@@ -53,19 +61,30 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameter -> values that ask for nothing."""
 _THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools", "prices")
-"""Options of a graph that a client may not set: they reach files, addresses, keys and code of the server, or say what
-counts towards a limit on cost."""
+"""Options of a graph that a client may not set: they reach files, addresses, keys and code of the
+server, or say what counts towards a limit on cost.
+"""
 _LIMIT, _COST = "max_", "max_cost"
 """Prefix of the options that limit a run, and the one option without a default limit."""
-DEFAULT_LIMITS = {"max_turns": 100, "max_rounds": 100, "max_calls": 1000, "max_tool_calls": 1000, "max_seconds": 3600}
+DEFAULT_LIMITS = {
+    "max_turns": 100,
+    "max_rounds": 100,
+    "max_calls": 1000,
+    "max_tool_calls": 1000,
+    "max_seconds": 3600,
+}
 OTHER_LIMIT = 1_000_000
-"""The most that a client may ask for where the server gave no limit; `OTHER_LIMIT` of limits that are not named."""
+"""The most that a client may ask for where the server gave no limit; `OTHER_LIMIT` of limits that
+are not named.
+"""
 
 
 class RefusedError(Exception):
     """A request that is answered with an error in OpenAI's form."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
@@ -81,7 +100,9 @@ class ChatRequest:
     said: str
     """The last user message by itself."""
     history: tuple[dict[str, str], ...] = ()
-    """The turns before it, `{"role": "user" or "assistant", "content": text}` each, an answer's with its thoughts."""
+    """The turns before it, `{"role": "user" or "assistant", "content": text}` each, an answer's
+    with its thoughts.
+    """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `Sampling` that the client sets, without the limit on tokens."""
     max_tokens: int | None = None
@@ -102,19 +123,25 @@ class ChatRequest:
         return TaskRef(id=name, family="chat", prompt=self.prompt, metadata=metadata)
 
     def sampled_by(self, base: Sampling, backend: object) -> Sampling:
-        """The server's parameters with the client's in their place; of token limits the lower holds.
+        """The server's parameters with the client's in their place; of token limits the lower
+        holds.
 
-        Without a limit of the server's it is the usual one of `backend`'s model, if that is an engine.
+        Without a limit of the server's it is the usual one of `backend`'s model, if that is an
+        engine.
         """
         most = base.max_tokens if "max_tokens" in base.model_fields_set else None
         if most is None and isinstance(backend, UsualAnswer):
             most = backend.usual_answer
-        limit = {} if self.max_tokens is None else {"max_tokens": min(most or self.max_tokens, self.max_tokens)}
+        limit = (
+            {}
+            if self.max_tokens is None
+            else {"max_tokens": min(most or self.max_tokens, self.max_tokens)}
+        )
         return base.model_copy(update={**self.sampling, **limit})
 
     def context_over(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's options with the client's in their place; of limits the lower holds, the server's or, where it
-        has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
+        """The server's options with the client's in their place; of limits the lower holds, the
+        server's or, where it has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
         """
         limits: dict[str, float] = {}
         for name, asked in self.context.items():
@@ -149,7 +176,11 @@ class _Message(_Strict):
 
     @property
     def text(self) -> str:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
         return without_surrogates(text)
 
 
@@ -210,24 +241,45 @@ def _supported(body: dict[str, Any]) -> dict[str, Any]:
         if name in _IGNORED or (value is None and name not in ("model", "messages")):
             continue
         if name in _NEUTRAL:
-            if not any(type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL[name]):
-                what = "tools are the graph's own" if "tool" in name or "function" in name else "it is not supported"
-                raise RefusedError(400, f"{name}: {what}.", code="unsupported_parameter", param=name)
+            if not any(
+                type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL[name]
+            ):
+                what = (
+                    "tools are the graph's own"
+                    if "tool" in name or "function" in name
+                    else "it is not supported"
+                )
+                raise RefusedError(
+                    400, f"{name}: {what}.", code="unsupported_parameter", param=name
+                )
             continue
         if name not in _Body.model_fields:
-            raise RefusedError(400, f"There is no parameter {name[:80]!r}.", code="unknown_parameter", param=name[:80])
+            raise RefusedError(
+                400,
+                f"There is no parameter {name[:80]!r}.",
+                code="unknown_parameter",
+                param=name[:80],
+            )
         kept[name] = value
     return kept
 
 
 def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
     if messages[-1].role != "user" or not messages[-1].text.strip():
-        raise RefusedError(400, "The last message has to be a user message that is not empty.", param="messages")
+        raise RefusedError(
+            400, "The last message has to be a user message that is not empty.", param="messages"
+        )
     said = [message.text for message in messages if message.role in ("system", "developer")]
     if any(message.reasoning_content for message in messages if message.role != "assistant"):
-        raise RefusedError(400, "Only an assistant message has reasoning_content.", param="messages")
+        raise RefusedError(
+            400, "Only an assistant message has reasoning_content.", param="messages"
+        )
     turns = [
-        {"role": m.role, "content": m.text, **reasoning(without_surrogates(m.reasoning_content or ""))}
+        {
+            "role": m.role,
+            "content": m.text,
+            **reasoning(without_surrogates(m.reasoning_content or "")),
+        }
         for m in messages[:-1]
         if m.role in ("user", "assistant")
     ]
@@ -248,6 +300,8 @@ def refusal(error: ValidationError) -> RefusedError:
     first = error.errors(include_url=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"] if part != "")
     if first["loc"][:1] == ("messages",) and first["loc"][-1:] == ("role",):
-        message = "Roles are system, developer, user and assistant; the graph runs its tools itself."
+        message = (
+            "Roles are system, developer, user and assistant; the graph runs its tools itself."
+        )
         return RefusedError(400, message, param=param)
     return RefusedError(400, f"{param}: {first['msg']}.", param=param)

@@ -1,9 +1,11 @@
-"""A chat request as an episode: admitted or turned away, run on a thread of its own, recorded like any other.
+"""A chat request as an episode: admitted or turned away, run on a thread of its own, recorded like
+any other.
 
-A request that names its thread may be sent again: a finished run is read back, an interrupted one goes on from its
-newest checkpoint, and neither asks a model twice for what it has answered. Where the thread waits with a question (an
-`interrupt()`), what the user says next is the answer. A request without a name gets a thread that nobody else knows;
-when its client goes away, nobody will come back for it, so that its run ends there and stands as aborted.
+A request that names its thread may be sent again: a finished run is read back, an interrupted one
+goes on from its newest checkpoint, and neither asks a model twice for what it has answered. Where
+the thread waits with a question (an `interrupt()`), what the user says next is the answer. A
+request without a name gets a thread that nobody else knows; when its client goes away, nobody will
+come back for it, so that its run ends there and stands as aborted.
 """
 
 from __future__ import annotations
@@ -47,10 +49,11 @@ class Chats:
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
-        `context`: options of the graphs, unless a request names its own; a request can only lower limits. Raises
-        ConfigError for an option that no graph knows. `configurable`: `config["configurable"]` of every graph and
-        factory; no request can set it, since it holds names of models, keys and addresses. `keep`: called with each run
-        before it is recorded, to save its options.
+        `context`: options of the graphs, unless a request names its own; a request can only lower
+        limits. Raises ConfigError for an option that no graph knows. `configurable`:
+        `config["configurable"]` of every graph and factory; no request can set it, since it holds
+        names of models, keys and addresses. `keep`: called with each run before it is recorded, to
+        save its options.
         """
         self._configurable = dict(configurable or {})
         self.graphs = {name: self._last_nodes(name) for name in graphs}
@@ -58,7 +61,9 @@ class Chats:
         self._context = {name: self._options(name, context or {}) for name in graphs}
         for option in context or {}:
             if not any(option in options for options in self._context.values()):
-                raise ConfigError(f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}.")
+                raise ConfigError(
+                    f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}."
+                )
         self._runner, self._concurrency, self._keep = runner, concurrency, keep
         self._threads: set[str] = set()
         self._idle = asyncio.Event()
@@ -75,27 +80,41 @@ class Chats:
         return {option: context[option] for option in known if option in context}
 
     def _last_nodes(self, name: str) -> frozenset[str]:
-        return frozenset(edge.source for edge in self._loaded(name).get_graph().edges if edge.target == END)
+        return frozenset(
+            edge.source for edge in self._loaded(name).get_graph().edges if edge.target == END
+        )
 
     @contextmanager
     def admitted(self, asked: ChatRequest, thread: str | None) -> Generator[Episode]:
-        """The episode of a request, which holds its place inside the block. Raises `RefusedError`."""
+        """The episode of a request, which holds its place inside the block.
+        Raises `RefusedError`.
+        """
         if asked.model not in self.graphs:
             known = ", ".join(self.graphs)
-            raise RefusedError(404, f"No model of that name; there is {known}.", code="model_not_found", param="model")
+            raise RefusedError(
+                404,
+                f"No model of that name; there is {known}.",
+                code="model_not_found",
+                param="model",
+            )
         if self.draining:
             raise RefusedError(503, "The server is shutting down.")
         if len(self._threads) >= self._concurrency:
-            raise RefusedError(429, f"{self._concurrency} runs are under way.", code="rate_limit_exceeded")
+            raise RefusedError(
+                429, f"{self._concurrency} runs are under way.", code="rate_limit_exceeded"
+            )
         name = thread or f"chat-{uuid4().hex}"
         if name in self._threads:
             raise RefusedError(409, "The thread is being run.", code="thread_busy")
         context = asked.context_over(self._context[asked.model])
         task = asked.task(name)
         if self._configurable:
-            task = task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}})
+            task = task.model_copy(
+                update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}}
+            )
         episode = Episode(task, name, graph=asked.model, seed=asked.seed, context=context)
-        run_context(self._loaded(asked.model), context, asked.model)  # an unknown option is told at once
+        # an unknown option is told at once
+        run_context(self._loaded(asked.model), context, asked.model)
         self._threads.add(name)
         self._idle.clear()
         try:
@@ -105,7 +124,9 @@ class Chats:
             if not self._threads:
                 self._idle.set()
 
-    async def run(self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool) -> Trajectory:
+    async def run(
+        self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool
+    ) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
         sampling = asked.sampled_by(self._runner.sampling, self._runner.backend)
         runner = replace(self._runner, sampling=sampling, takes_up_stopped=True)
@@ -113,7 +134,9 @@ class Chats:
         answer = NO_ANSWER
         if known is not None and (known.graph, known.task) != (episode.graph, episode.task):
             if known.graph != episode.graph or known.stop_reason is not StopReason.INTERRUPT:
-                raise RefusedError(409, "The thread is on record with another conversation.", code="thread_taken")
+                raise RefusedError(
+                    409, "The thread is on record with another conversation.", code="thread_taken"
+                )
             episode, answer = replace(episode, task=known.task), asked.said
         if known is None and self._keep is not None:
             self._keep(episode, runner.sampling)
@@ -127,10 +150,15 @@ class Chats:
 
     def _abort(self, episode: Episode) -> None:
         journal = self._runner.store.journal
-        with suppress(RunError), self._runner.store.lease(episode.thread_id):  # else it is another's by now
+        # else it is another's by now
+        with suppress(RunError), self._runner.store.lease(episode.thread_id):
             known = journal.find_trajectory(episode.trajectory_id)
             if known is not None and known.status is RunStatus.RUNNING:
-                ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
+                ended = {
+                    "status": RunStatus.ABORTED,
+                    "stop_reason": StopReason.ABORTED,
+                    "ended_at": time.time(),
+                }
                 journal.write_trajectory(known.model_copy(update=ended))
 
     async def drain(self, seconds: float) -> None:
@@ -163,8 +191,13 @@ class AnswerStream:
     def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
         for node, values in data.items():
             if node == INTERRUPT:
-                asked = [question.value for question in {question.id: question for question in values}.values()]
-                self.question = "\n\n".join(value if isinstance(value, str) else json_line(value) for value in asked)
+                asked = [
+                    question.value
+                    for question in {question.id: question for question in values}.values()
+                ]
+                self.question = "\n\n".join(
+                    value if isinstance(value, str) else json_line(value) for value in asked
+                )
             else:
                 self._nodes.append("/".join((*around, node)))
         self.changed.set()
@@ -190,14 +223,20 @@ class AnswerStream:
 
     def content(self, ended: Trajectory) -> str:
         """The whole content of a run that has ended."""
-        return self.question if self.question is not None else visible(ended.answer or "", self.stops)
+        return (
+            self.question if self.question is not None else visible(ended.answer or "", self.stops)
+        )
 
     def thoughts(self, ended: Trajectory) -> str | None:
-        """Thoughts behind the content (None: there are none). A question that the run waits with is the graph's."""
+        """Thoughts behind the content (None: there are none). A question that the run waits with is
+        the graph's.
+        """
         return answer_thoughts(ended) if self.question is None else None
 
     def rest(self, ended: Trajectory) -> str:
-        """What is still to be sent. Where the run took back what it had said, its answer follows below."""
+        """What is still to be sent. Where the run took back what it had said, its answer follows
+        below.
+        """
         content = self.content(ended)
         if content.startswith(self.sent):
             return content[len(self.sent) :]

@@ -6,18 +6,20 @@
     GET  /health                that this is such a server, and its version, or 503 where its store does not commit; the
                                 only one without a token
 
-Who holds the token may have the served graphs run, with the server's policy, and read back threads whose names are
-known; so it is compared in constant time, the server listens on loopback unless told otherwise, and what a browser
-could be made to send is refused (an Origin, a foreign Host, any content type but JSON). Requests are bounded in bytes
-and seconds, connections and runs in number: one run too many is answered with 429, which OpenAI's clients try again.
+Who holds the token may have the served graphs run, with the server's policy, and read back threads
+whose names are known; so it is compared in constant time, the server listens on loopback unless
+told otherwise, and what a browser could be made to send is refused (an Origin, a foreign Host, any
+content type but JSON). Requests are bounded in bytes and seconds, connections and runs in number:
+one run too many is answered with 429, which OpenAI's clients try again.
 
-A client that goes away takes its run along. On the way down (`drain`) runs are finished, new ones are refused; those
-that are cut off stay on record as interrupted, and a request that names their thread resumes them.
+A client that goes away takes its run along. On the way down (`drain`) runs are finished, new ones
+are refused; those that are cut off stay on record as interrupted, and a request that names their
+thread resumes them.
 
-A stream carries the content of the answer (`answers.visible`), and a comment line for each node that has ended, which
-clients skip and people at `curl -N` can read. Thoughts come whole, before what is still to be sent when the run has
-ended: which of its answers is the last one is known then. Errors before its first event are HTTP errors; later ones
-are an event.
+A stream carries the content of the answer (`answers.visible`), and a comment line for each node
+that has ended, which clients skip and people at `curl -N` can read. Thoughts come whole, before
+what is still to be sent when the run has ended: which of its answers is the last one is known then.
+Errors before its first event are HTTP errors; later ones are an event.
 
 Not covered: TLS (a reverse proxy), several tenants (one token, one store).
 """
@@ -39,7 +41,14 @@ from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.basics.strict_json import to_json
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError, to_install
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
-from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, reasoning, usage_chunk
+from hrm_agent.runtime.serving.answers import (
+    chunk,
+    completion,
+    error_body,
+    model_card,
+    reasoning,
+    usage_chunk,
+)
 from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
@@ -79,7 +88,11 @@ SECONDS_TO_REFUSE = 1.0
 SECONDS_BETWEEN_EVENTS = 0.02
 _THREAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _LOG = logging.getLogger(__name__)
-_STATUS: tuple[tuple[type[HrmError], int], ...] = ((ConfigError, 400), (ModelError, 502), (StoreFullError, 507))
+_STATUS: tuple[tuple[type[HrmError], int], ...] = (
+    (ConfigError, 400),
+    (ModelError, 502),
+    (StoreFullError, 507),
+)
 _CODES = {401: "invalid_api_key", 404: "unknown_url"}
 
 
@@ -99,14 +112,19 @@ class ChatService:
         configurable: Mapping[str, Any] | None = None,
         keep: Callable[[Episode, Sampling], object] | None = None,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. Of the rest see `Chats`."""
+        """`hosts`: what a request's Host header may say; anything if empty. Of the rest see
+        `Chats`.
+        """
         self.chats = Chats(runner, graphs, concurrency, context, configurable, keep)
         self._started, self._store = time.time(), runner.store
         self._checking: asyncio.Task[str] | None = None
         self._checked_until = 0.0
         self._committing: Future[None] | None = None
         self.app = application(
-            one_token(token), hosts, request_bytes, lambda error, request: _error(_refusal(error, request))
+            one_token(token),
+            hosts,
+            request_bytes,
+            lambda error, request: _error(_refusal(error, request)),
         )
         serve_routes(
             self.app,
@@ -123,7 +141,9 @@ class ChatService:
         """Asks what all runs need: the store, whose commits one thread may make for everybody."""
         del request
         about = {"service": SERVICE, "version": __version__}
-        if self._checking is None or (self._checking.done() and time.monotonic() > self._checked_until):
+        if self._checking is None or (
+            self._checking.done() and time.monotonic() > self._checked_until
+        ):
             self._checking = asyncio.create_task(self._check())
         if why := await asyncio.shield(self._checking):
             return json_answer({**about, "status": "failing", "error": why}, 503)
@@ -132,7 +152,9 @@ class ChatService:
     async def _check(self) -> str:
         committing = self._committing
         if committing is None or committing.done():
-            committing = self._committing = call_in_thread(lambda: self._store.database.add(lambda _: None))
+            committing = self._committing = call_in_thread(
+                lambda: self._store.database.add(lambda _: None)
+            )
         try:
             async with asyncio.timeout(SECONDS_TO_COMMIT):
                 await asyncio.shield(asyncio.wrap_future(committing))
@@ -146,7 +168,12 @@ class ChatService:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         del request
-        return json_answer({"object": "list", "data": [model_card(name, self._started) for name in self.chats.graphs]})
+        return json_answer(
+            {
+                "object": "list",
+                "data": [model_card(name, self._started) for name in self.chats.graphs],
+            }
+        )
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -160,8 +187,12 @@ class ChatService:
             stream_out = AnswerStream(self.chats.graphs[asked.model], asked.stop)
             if asked.stream:
                 return await self._stream(request, asked, episode, stream_out)
-            ended = _unless_failed(await self.chats.run(asked, episode, stream_out, lasting=thread is not None))
-            answer = json_answer(completion(ended, stream_out.content(ended), stream_out.thoughts(ended)))
+            ended = _unless_failed(
+                await self.chats.run(asked, episode, stream_out, lasting=thread is not None)
+            )
+            answer = json_answer(
+                completion(ended, stream_out.content(ended), stream_out.thoughts(ended))
+            )
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
 
@@ -281,7 +312,9 @@ def _unless_failed(ended: Trajectory) -> Trajectory:
 def _thread_of(request: web.Request) -> str | None:
     given = request.headers.get(THREAD_HEADER)
     if given is not None and not _THREAD.fullmatch(given):
-        raise RefusedError(400, "A thread's name has up to 128 letters, digits and `._:-`.", param=THREAD_HEADER)
+        raise RefusedError(
+            400, "A thread's name has up to 128 letters, digits and `._:-`.", param=THREAD_HEADER
+        )
     return given
 
 

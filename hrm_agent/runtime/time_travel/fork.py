@@ -5,13 +5,14 @@
     group = await siblings(runner, "legs", 3, count=8)   eight of them, run side by side, as one group
     thread_diff(store, "legs", "legs/fork-1")            where two threads parted, and how they differ
 
-A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both know by the same id;
-the original is not touched, and nothing that they share is sampled again. LangGraph's own way (`invoke` with an old
-checkpoint's id) puts the new branch into the same thread, which then continues from the newest checkpoint of any
-branch. `history` shows such branches too.
+A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both
+know by the same id; the original is not touched, and nothing that they share is sampled again.
+LangGraph's own way (`invoke` with an old checkpoint's id) puts the new branch into the same thread,
+which then continues from the newest checkpoint of any branch. `history` shows such branches too.
 
-Forks of one call are one group, as the rollouts of one task are in training: they share a `group_id` and count their
-`sample_index`, and each has a seed of its own, derived from the base seed and its thread's name.
+Forks of one call are one group, as the rollouts of one task are in training: they share a
+`group_id` and count their `sample_index`, and each has a seed of its own, derived from the base
+seed and its thread's name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.run_context import options_on_record, run_context
-from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
+from hrm_agent.runtime.time_travel.history import (
+    Branch,
+    History,
+    Moment,
+    PendingInterrupt,
+    Selector,
+    Step,
+    Subgraph,
+)
 from hrm_agent.runtime.time_travel.read_history import history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
 from hrm_agent.runtime.time_travel.thread_diff import Change, DiffSide, ThreadDiff, thread_diff
@@ -84,20 +93,22 @@ def fork(
 ) -> list[Episode]:
     """Record `count` forks of `thread` at a moment, as one group, without running them.
 
-    `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
-    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next free number. `joins`: makes a single
-    fork a member of an existing group, instead of a group of its own. `seed`: base of the siblings' seeds; None draws
-    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode; None takes those of the
-    record. `graph` is required if the thread was made without a runner and is to be edited or run. `keep`: called with
-    each episode before it is recorded, to save its options. Raises `RunError` and `ConfigError`, before anything is
-    written.
+    `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its
+    thread; else its threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next
+    free number. `joins`: makes a single fork a member of an existing group, instead of a group of
+    its own. `seed`: base of the siblings' seeds; None draws them from the system. `graph`, `task`,
+    `context`, `verify`, `policy`: as for an episode; None takes those of the record. `graph` is
+    required if the thread was made without a runner and is to be edited or run. `keep`: called with
+    each episode before it is recorded, to save its options. Raises `RunError` and `ConfigError`,
+    before anything is written.
     """
     if count < 1:
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
     wanted = edit if isinstance(edit, Edit) else Edit(values=edit or {})
     if wanted.as_node is not None and not wanted:
         raise ConfigError(
-            f"as_node {wanted.as_node!r} is given without an edit.", "Name one, too: --set, --message or --tool."
+            f"as_node {wanted.as_node!r} is given without an edit.",
+            "Name one, too: --set, --message or --tool.",
         )
     graph_name = graph or _graph_of(store, thread)
     known = store.journal.find_trajectory(thread, requests=False)
@@ -107,7 +118,9 @@ def fork(
     found = history(store, thread, graph=compiled or _loadable(graph, configurable), branches=False)
     moment = _of_the_graph(found, at)
     values = edited_channels(wanted, moment, compiled) if compiled is not None else {}
-    options = options_on_record(store, found.thread_id, known.task if known else None, moment.checkpoint_id)
+    options = options_on_record(
+        store, found.thread_id, known.task if known else None, moment.checkpoint_id
+    )
     context = (options.context or {}) if context is None else context
     group = name or _free_name(store, found.thread_id)
     origin = found.trajectory or _unrecorded(found, moment)
@@ -123,12 +136,16 @@ def fork(
             context=context,
             verify=verify,
         )
-        for index, thread_id in enumerate([group] if count == 1 else [f"{group}/{i}" for i in range(count)])
+        for index, thread_id in enumerate(
+            [group] if count == 1 else [f"{group}/{i}" for i in range(count)]
+        )
     ]
     _refuse_known(store, episodes)
     at_work = run_context(compiled, context, graph_name) if compiled is not None else None
     changes = {"policy": policy or origin.policy}
-    changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
+    changes |= {
+        "policy_version": origin.policy_version if policy_version is None else policy_version
+    }
     changes |= {"turns": _turns_until(found, moment)}
     left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
@@ -137,19 +154,32 @@ def fork(
         store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
         if compiled is not None:
             write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)
-        store.journal.write_trajectory(episode.begun(origin.policy, forked_from=left).model_copy(update=changes))
+        store.journal.write_trajectory(
+            episode.begun(origin.policy, forked_from=left).model_copy(update=changes)
+        )
     return episodes
 
 
 async def siblings(
-    runner: EpisodeRunner, thread: str, at: Selector = "last", *, concurrency: int = 64, **options: Any
+    runner: EpisodeRunner,
+    thread: str,
+    at: Selector = "last",
+    *,
+    concurrency: int = 64,
+    **options: Any,
 ) -> list[Trajectory]:
-    """Fork as `fork` does, and run the forks side by side; their trajectories, in order of `sample_index`."""
-    known = options.get("task") or getattr(runner.store.journal.find_trajectory(thread, requests=False), "task", None)
+    """Fork as `fork` does, and run the forks side by side; their trajectories, in order of
+    `sample_index`.
+    """
+    known = options.get("task") or getattr(
+        runner.store.journal.find_trajectory(thread, requests=False), "task", None
+    )
     configurable = known.metadata.get(CONFIGURABLE, {}) if known is not None else {}
     _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread), configurable)
     version = getattr(runner.backend, "policy_version", 0)
-    episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
+    episodes = fork(
+        runner.store, thread, at, policy=runner.policy, policy_version=version, **options
+    )
     return await runner.run_all(episodes, concurrency=concurrency)
 
 
@@ -166,7 +196,9 @@ def _graph_of(store: RunStore, thread: str) -> str:
 
 
 def _loadable(name: str | None, configurable: Mapping[str, Any]) -> Graph | None:
-    """A graph that was named: it declares the types of the states. One whose code is gone is not needed to fork."""
+    """A graph that was named: it declares the types of the states. One whose code is gone is not
+    needed to fork.
+    """
     with suppress(GraphError):
         return load_graph(name, configurable) if name else None
     return None
@@ -175,7 +207,9 @@ def _loadable(name: str | None, configurable: Mapping[str, Any]) -> Graph | None
 def _compiled(store: RunStore, name: str, configurable: Mapping[str, Any]) -> Graph:
     """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
     if not name:
-        raise RunError("The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it.")
+        raise RunError(
+            "The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it."
+        )
     graph = load_graph(name, configurable)
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
 
@@ -185,28 +219,39 @@ def _of_the_graph(found: History, at: Selector) -> Moment:
     if moment.namespace:
         outer = moment.index.partition(".")[0]
         raise RunError(
-            f"Moment {moment.index} lies inside a subgraph, which runs as one step of the graph around it.",
+            f"Moment {moment.index} lies inside a subgraph, which runs as one step of the graph"
+            " around it.",
             f"Fork at the moment that this step started from: {outer}.",
         )
     return moment
 
 
 def _free_name(store: RunStore, thread_id: str) -> str:
-    taken = {known.group_id for known in store.threads()} | {known.thread_id for known in store.threads()}
-    return next(name for number in numbers(1) if (name := f"{thread_id}/fork-{number}") not in taken)
+    taken = {known.group_id for known in store.threads()} | {
+        known.thread_id for known in store.threads()
+    }
+    return next(
+        name for number in numbers(1) if (name := f"{thread_id}/fork-{number}") not in taken
+    )
 
 
 def _refuse_known(store: RunStore, episodes: Sequence[Episode]) -> None:
     known = {thread.thread_id for thread in store.threads()}
     for episode in episodes:
         if episode.thread_id in known:
-            raise RunError(f"Thread {episode.thread_id!r} exists already.", "Give the fork another name.")
+            raise RunError(
+                f"Thread {episode.thread_id!r} exists already.", "Give the fork another name."
+            )
 
 
 def _unrecorded(found: History, moment: Moment) -> Trajectory:
-    """What is known of a thread that the user's own program made: its name, and what it was asked."""
+    """What is known of a thread that the user's own program made: its name,
+    and what it was asked.
+    """
     messages: Any = moment.values.get("messages") or ()
-    asked = next((message.text for message in messages if getattr(message, "type", "") == "human"), "")
+    asked = next(
+        (message.text for message in messages if getattr(message, "type", "") == "human"), ""
+    )
     return Trajectory(
         id=trajectory_id_of(found.thread_id),
         thread_id=found.thread_id,
@@ -218,11 +263,17 @@ def _unrecorded(found: History, moment: Moment) -> Trajectory:
 
 
 def _owner(store: RunStore, found: History, moment: Moment) -> str:
-    """Id of the trajectory that made a moment: a fork's earlier moments are those of the thread that it left."""
+    """Id of the trajectory that made a moment: a fork's earlier moments are those of the thread
+    that it left.
+    """
     owner, owner_id = found.trajectory, trajectory_id_of(found.thread_id)
     while owner is not None and owner.forked_from is not None:
-        shared = next((m for m in found.moments if m.checkpoint_id == owner.forked_from.checkpoint_id), None)
-        if shared is None or moment.checkpoint_id not in {m.checkpoint_id for m in found.lineage(shared)}:
+        shared = next(
+            (m for m in found.moments if m.checkpoint_id == owner.forked_from.checkpoint_id), None
+        )
+        if shared is None or moment.checkpoint_id not in {
+            m.checkpoint_id for m in found.lineage(shared)
+        }:
             return owner.id
         owner_id = owner.forked_from.trajectory_id
         owner = store.journal.find_trajectory(owner_id)

@@ -1,8 +1,9 @@
 """The moments of a thread: its checkpoints as a tree, with what ran between them.
 
-LangGraph lists the checkpoints of a thread newest first, whatever branch they lie on, and numbers their steps anew on
-each branch. What holds them together is `parent_config`, so a `History` is a tree: branches that LangGraph made in
-place lie in the thread itself, and a fork into a thread of its own hangs on the checkpoint that both share.
+LangGraph lists the checkpoints of a thread newest first, whatever branch they lie on, and numbers
+their steps anew on each branch. What holds them together is `parent_config`, so a `History` is a
+tree: branches that LangGraph made in place lie in the thread itself, and a fork into a thread of
+its own hangs on the checkpoint that both share.
 
 `hrm_agent.runtime.time_travel.read_history` reads it from a store.
 
@@ -22,7 +23,17 @@ from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 
-__all__ = ["Branch", "History", "Moment", "PendingInterrupt", "Selector", "Step", "Subgraph", "history_html", "role_of"]
+__all__ = [
+    "Branch",
+    "History",
+    "Moment",
+    "PendingInterrupt",
+    "Selector",
+    "Step",
+    "Subgraph",
+    "history_html",
+    "role_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +59,22 @@ class Step:
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls, those made in subgraphs among them."""
     seconds: float | None = None
-    """Wall-clock time from the first call's start to the last one's end; without calls, between the checkpoints."""
+    """Wall-clock time from the first call's start to the last one's end; without calls, between the
+    checkpoints.
+    """
     inside: tuple[Subgraph, ...] = ()
     """Runs of subgraphs within the step."""
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Who asked or acted, each once: the nodes from the outermost graph inwards, as in `solve/reason`."""
-        return tuple(dict.fromkeys(role_of(call.identity.checkpoint_ns) for call in (*self.calls, *self.tool_calls)))
+        """Who asked or acted, each once: the nodes from the outermost graph inwards, as in
+        `solve/reason`.
+        """
+        return tuple(
+            dict.fromkeys(
+                role_of(call.identity.checkpoint_ns) for call in (*self.calls, *self.tool_calls)
+            )
+        )
 
     @property
     def sampled_tokens(self) -> int:
@@ -77,8 +96,9 @@ class Moment:
     """One checkpoint: what led to it, and what comes next."""
 
     index: str
-    """`4`: in the order of creation in its thread, so that it stays; `4.0.2`: the third moment of the first subgraph
-    that ran in the step from moment 4."""
+    """`4`: in the order of creation in its thread, so that it stays; `4.0.2`: the third moment of
+    the first subgraph that ran in the step from moment 4.
+    """
     thread_id: str
     """The thread that the checkpoint was made on."""
     checkpoint_id: str
@@ -90,7 +110,9 @@ class Moment:
     step: int
     """LangGraph's number, from -1. It repeats across branches."""
     source: str
-    """`input`, `loop`, `update` (the state was edited) or `fork` (LangGraph went another way from the parent)."""
+    """`input`, `loop`, `update` (the state was edited) or `fork` (LangGraph went another way from
+    the parent).
+    """
     created_at: str
     """Time of the checkpoint in ISO 8601, as LangGraph wrote it."""
     ran: Step
@@ -119,7 +141,9 @@ class Subgraph:
     node: str
     """Of the graph around it."""
     task_id: str
-    """Tells the siblings of a `Send` apart; empty of a subgraph that keeps its state between runs."""
+    """Tells the siblings of a `Send` apart;
+    empty of a subgraph that keeps its state between runs.
+    """
     moments: tuple[Moment, ...]
     """Its checkpoints in the order of creation."""
 
@@ -135,7 +159,9 @@ class Branch:
 
 
 Selector = str | int | Moment | Callable[[Moment], bool]
-"""Index, (beginning of an) id, `before:NODE`, `after:NODE` (`#2`: the second time), `last`, or a predicate."""
+"""Index, (beginning of an) id, `before:NODE`, `after:NODE` (`#2`: the second time), `last`, or a
+predicate.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +224,13 @@ class History:
         kind, colon, _ = name.partition(":")
         if colon and kind in ("before", "after"):
             return self._at_node(name)
-        starting = [moment for moment in self.walk() if name and moment.checkpoint_id.startswith(name)]
+        starting = [
+            moment for moment in self.walk() if name and moment.checkpoint_id.startswith(name)
+        ]
         if len(starting) > 1:
             raise RunError(
-                f"{len(starting)} moments of thread {self.thread_id!r} have an id that begins with {name!r}.",
+                f"{len(starting)} moments of thread {self.thread_id!r} have an id that begins with"
+                f" {name!r}.",
                 f"Give more of it: {', '.join(moment.checkpoint_id for moment in starting[:4])}.",
             )
         return starting[0] if starting else self._nothing(repr(name), name)
@@ -214,7 +243,8 @@ class History:
         place = int(number) if number.isdecimal() else 0 if number else 1
         if not 1 <= place <= len(found):
             raise RunError(
-                f"{name!r} names no moment of thread {self.thread_id!r}: {wanted!r} is there {len(found)} times.",
+                f"{name!r} names no moment of thread {self.thread_id!r}: {wanted!r} is there"
+                f" {len(found)} times.",
                 f"Write {wanted}#1 to {wanted}#{len(found)}, counted from the start.",
             )
         return found[place - 1]
@@ -223,13 +253,17 @@ class History:
         """First the way to the newest moment, then what lies aside of it."""
         line = self.lineage()
         known = {moment.checkpoint_id for moment in line}
-        return [*_walk(line), *_walk(moment for moment in self.moments if moment.checkpoint_id not in known)]
+        return [
+            *_walk(line),
+            *_walk(moment for moment in self.moments if moment.checkpoint_id not in known),
+        ]
 
     def _nothing(self, what: str, name: str) -> NoReturn:
         names = list(dict.fromkeys(name for moment in self.walk() for name in moment.names))
         raise RunError(
             f"Thread {self.thread_id!r} has no moment {what}. {nearest(name, names)}".strip(),
-            f"It has 0 to {self.last.index}, {', '.join(names)} and last: see `hrm-agent history {self.thread_id}`.",
+            f"It has 0 to {self.last.index}, {', '.join(names)} and last: see `hrm-agent history"
+            f" {self.thread_id}`.",
         )
 
 
@@ -251,7 +285,17 @@ def _joined(place: str, name: str) -> str:
 
 
 _SHOWN = 200
-_COLUMNS = ("moment", "checkpoint", "from", "ran", "model calls", "tool calls", "tokens", "seconds", "next")
+_COLUMNS = (
+    "moment",
+    "checkpoint",
+    "from",
+    "ran",
+    "model calls",
+    "tool calls",
+    "tokens",
+    "seconds",
+    "next",
+)
 
 
 def history_html(found: History) -> str:
@@ -266,7 +310,9 @@ def history_html(found: History) -> str:
     rows = [_row(moment, indices.get(moment.parent or "")) for moment in found.moments[:_SHOWN]]
     more = len(found.moments) - _SHOWN
     left_out = element("p", f"and {more} more moments", class_="quiet") if more > 0 else None
-    return fragment(element("b", f"Thread {found.thread_id}"), pairs(facts), table(_COLUMNS, rows), left_out)
+    return fragment(
+        element("b", f"Thread {found.thread_id}"), pairs(facts), table(_COLUMNS, rows), left_out
+    )
 
 
 def _row(moment: Moment, parent: str | None) -> tuple[object, ...]:
@@ -274,8 +320,18 @@ def _row(moment: Moment, parent: str | None) -> tuple[object, ...]:
     counts = (len(ran.calls), len(ran.tool_calls), ran.used.output_tokens)
     asks = [f"asks: {question.value}" for question in moment.questions]
     then = ", ".join([_counted(moment.next) or "end", *asks])
-    return moment.index, moment.checkpoint_id, parent, _counted(ran.nodes) or moment.source, *counts, ran.seconds, then
+    return (
+        moment.index,
+        moment.checkpoint_id,
+        parent,
+        _counted(ran.nodes) or moment.source,
+        *counts,
+        ran.seconds,
+        then,
+    )
 
 
 def _counted(names: tuple[str, ...]) -> str:
-    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in Counter(names).items())
+    return ", ".join(
+        name if count == 1 else f"{name} x{count}" for name, count in Counter(names).items()
+    )

@@ -41,7 +41,11 @@ def _step_data(step: Step) -> dict[str, Any]:
         "seconds": step.seconds,
         "cost": used.cost,
         "inside": [
-            {"node": run.node, "task": run.task_id, "moments": [moment_data(moment) for moment in run.moments]}
+            {
+                "node": run.node,
+                "task": run.task_id,
+                "moments": [moment_data(moment) for moment in run.moments],
+            }
             for run in step.inside
         ],
     }

@@ -1,13 +1,16 @@
-"""Reads the history of a thread: from the record alone, and with the graph's help where its code can be loaded.
+"""Reads the history of a thread: from the record alone, and with the graph's help where its code
+can be loaded.
 
-A checkpoint names in its channels the nodes that it triggers (`branch:to:NODE`, a full `join:`, the sent tasks), and a
-call names the checkpoints, of every enclosing graph, that its step started from. So a history can be read where the
-code is gone, and of a thread that the user's own program made with `store.checkpointer`. Where the code is there, it is
-asked what comes next: it also knows deferred nodes and the functional API. `StateSnapshot.next` is not used, since it
-leaves out tasks that have finished in a step that has not; `tasks` does not.
+A checkpoint names in its channels the nodes that it triggers (`branch:to:NODE`, a full `join:`, the
+sent tasks), and a call names the checkpoints, of every enclosing graph, that its step started from.
+So a history can be read where the code is gone, and of a thread that the user's own program made
+with `store.checkpointer`. Where the code is there, it is asked what comes next: it also knows
+deferred nodes and the functional API. `StateSnapshot.next` is not used, since it leaves out tasks
+that have finished in a step that has not; `tasks` does not.
 
-Who looks at the course of a run and not at its state (`values=False`) is told by the record alone of built-in graphs,
-whose channels name all that comes next, and of threads without a graph: LangGraph takes most of a second to import.
+Who looks at the course of a run and not at its state (`values=False`) is told by the record alone
+of built-in graphs, whose channels name all that comes next, and of threads without a graph:
+LangGraph takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ from hrm_agent.langgraph_format import (
     triggered_nodes,
 )
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
-from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
+from hrm_agent.runtime.time_travel.history import (
+    Branch,
+    History,
+    Moment,
+    PendingInterrupt,
+    Step,
+    Subgraph,
+)
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.state import outlines
 from hrm_agent.store.values.checkpoint_reader import CheckpointOutline
@@ -48,16 +58,25 @@ C = TypeVar("C", Call, ToolCall)
 
 
 def history(
-    store: RunStore, thread: str, *, graph: Graph | None = None, branches: bool = True, values: bool = True
+    store: RunStore,
+    thread: str,
+    *,
+    graph: Graph | None = None,
+    branches: bool = True,
+    values: bool = True,
 ) -> History:
-    """The history of a thread, named by its id or by its trajectory's. Raises `RunError` if there is none.
+    """The history of a thread, named by its id or by its trajectory's. Raises `RunError` if there
+    is none.
 
-    `graph` is asked what comes next; if None, the trajectory's is, where it can be loaded. `branches`: threads that
-    were forked from this one are read too. `values`: False leaves the moments without the values of their channels.
+    `graph` is asked what comes next; if None, the trajectory's is, where it can be loaded.
+    `branches`: threads that were forked from this one are read too. `values`: False leaves the
+    moments without the values of their channels.
     """
     trajectory = store.journal.find_trajectory(thread)
     thread_id = trajectory.thread_id if trajectory else thread
-    moments = None if values or graph is not None else _outlined_moments(store, thread_id, trajectory)
+    moments = (
+        None if values or graph is not None else _outlined_moments(store, thread_id, trajectory)
+    )
     if moments is None:
         moments = _moments(store, thread_id, trajectory, graph, values)
     if not moments:
@@ -70,11 +89,20 @@ def history(
             f"There is no checkpoint of thread {thread!r} in {store.url}. {nearest(thread, known)}".strip(),
             f"`hrm-agent history --store {store.url}` lists what there is.",
         )
-    return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id, values)) if branches else ())
+    return History(
+        thread_id,
+        trajectory,
+        moments,
+        tuple(_branches(store, thread_id, values)) if branches else (),
+    )
 
 
 def _moments(
-    store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None, values: bool
+    store: RunStore,
+    thread_id: str,
+    trajectory: Trajectory | None,
+    graph: Graph | None,
+    values: bool,
 ) -> tuple[Moment, ...]:
     if graph is None and trajectory is not None:
         from hrm_agent.runtime.execution.loading import load_graph
@@ -92,7 +120,9 @@ def _moments(
     return tuple(HistoryReader(thread_id, trajectory, listed, asked, state).moments())
 
 
-def _outlined_moments(store: RunStore, thread_id: str, trajectory: Trajectory | None) -> tuple[Moment, ...] | None:
+def _outlined_moments(
+    store: RunStore, thread_id: str, trajectory: Trajectory | None
+) -> tuple[Moment, ...] | None:
     """The moments without values; None where the record alone does not tell all of them."""
     if trajectory is not None and trajectory.graph not in BUILTIN_GRAPHS:
         return None
@@ -102,7 +132,9 @@ def _outlined_moments(store: RunStore, thread_id: str, trajectory: Trajectory | 
         return None
     moments = tuple(HistoryReader(thread_id, trajectory, listed, {}).moments())
     found = History(thread_id, trajectory, moments, ())
-    if trajectory is not None and any(not asked.node for moment in found.walk() for asked in moment.questions):
+    if trajectory is not None and any(
+        not asked.node for moment in found.walk() for asked in moment.questions
+    ):
         return None  # the graph knows whose question it is
     return moments
 
@@ -130,13 +162,15 @@ class HistoryReader:
         asked: Mapping[str, dict[str, str]],
         values: Callable[[Any], Mapping[str, Any]] = lambda _: {},
     ) -> None:
-        """`listed`: its checkpoints, oldest first. `asked`: facts from the graph; see `_ask`. `values`: reads the state
-        at one of them; the default leaves states out.
+        """`listed`: its checkpoints, oldest first. `asked`: facts from the graph; see `_ask`.
+        `values`: reads the state at one of them; the default leaves states out.
         """
         self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
         self._within = _grouped(listed, _around)
-        """Checkpoint id -> checkpoints of the subgraphs that its step ran; empty id: those of the graph itself."""
+        """Checkpoint id -> checkpoints of the subgraphs that its step ran; empty id: those of the
+        graph itself.
+        """
         self._ended = {_parent(found) for found in listed if found.metadata.get("source") == "loop"}
         """Ids of checkpoints whose step is over."""
         self._index: dict[str, str] = {}
@@ -147,7 +181,8 @@ class HistoryReader:
         return self._numbered(self._within.get("", []), "")
 
     def some(self, numbers: Mapping[str, int], ids: Iterable[str]) -> list[Moment]:
-        """The moments of some of the checkpoints, where only these and their neighbours were listed.
+        """The moments of some of the checkpoints, where only these and their neighbours were
+        listed.
 
         `numbers`: of each checkpoint of the graph itself its number among all.
         """
@@ -159,12 +194,18 @@ class HistoryReader:
         return [self._moment(found) for found in checkpoints]
 
     def _by_start(self, calls: Iterable[C]) -> dict[str, list[C]]:
-        """The calls by the checkpoints, one of each enclosing graph, that their step started from."""
+        """The calls by the checkpoints, one of each enclosing graph,
+        that their step started from.
+        """
         grouped: dict[str, list[C]] = {}
         for call in calls:
             found = self._by_id.get(call.identity.checkpoint_id)
             around = found.metadata.get("parents", {}) if found else {}
-            for start in {*around.values(), call.identity.checkpoint_id, call.identity.root_checkpoint_id}:
+            for start in {
+                *around.values(),
+                call.identity.checkpoint_id,
+                call.identity.root_checkpoint_id,
+            }:
                 grouped.setdefault(start, []).append(call)
         return grouped
 
@@ -183,14 +224,23 @@ class HistoryReader:
             created_at=found.checkpoint["ts"],
             ran=self._step(parent, found) if parent and source == "loop" else Step(),
             next=tuple(self._tasks(found).values()),
-            questions=() if over else tuple({asked.id: asked for asked in self._questions(found)}.values()),
+            questions=(
+                ()
+                if over
+                else tuple({asked.id: asked for asked in self._questions(found)}.values())
+            ),
             under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
             values=_shown(self._values(found)),
         )
 
     def _step(self, start: Found, end: Found | None) -> Step:
-        """What ran from `start`; `end` is None while the step is not over (a kill, a failure, a question)."""
-        calls, tool_calls = tuple(self._calls.get(_id(start), ())), tuple(self._tool_calls.get(_id(start), ()))
+        """What ran from `start`; `end` is None while the step is not over (a kill, a failure, a
+        question).
+        """
+        calls, tool_calls = (
+            tuple(self._calls.get(_id(start), ())),
+            tuple(self._tool_calls.get(_id(start), ())),
+        )
         span = _span(calls, tool_calls)
         return Step(
             nodes=tuple(self._tasks(start).values()) or (_seen_since(start, end) if end else ()),
@@ -204,7 +254,9 @@ class HistoryReader:
         runs = _grouped(self._within.get(_id(start), []), _namespace)
         prefix = self._index.get(_id(start), "")
         return tuple(
-            Subgraph(*_innermost(namespace), tuple(self._numbered(checkpoints, f"{prefix}.{number}.")))
+            Subgraph(
+                *_innermost(namespace), tuple(self._numbered(checkpoints, f"{prefix}.{number}."))
+            )
             for number, (namespace, checkpoints) in enumerate(runs.items())
         )
 
@@ -231,20 +283,30 @@ class HistoryReader:
 
 
 def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
-    """Checkpoint id -> task id -> node, as the graph's code sees it; nothing where it is no longer the same graph."""
+    """Checkpoint id -> task id -> node, as the graph's code sees it; nothing where it is no longer
+    the same graph.
+    """
     with suppress(Exception):
         snapshots = graph.get_state_history({"configurable": {"thread_id": thread_id}})
         return {
-            str(snapshot.config.get("configurable", {})["checkpoint_id"]): {t.id: t.name for t in snapshot.tasks}
+            str(snapshot.config.get("configurable", {})["checkpoint_id"]): {
+                t.id: t.name for t in snapshot.tasks
+            }
             for snapshot in snapshots
         }
     return {}
 
 
 def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
-    """Nodes that saw new versions of their channels: what ran, in a graph that names no triggers."""
+    """Nodes that saw new versions of their channels: what ran,
+    in a graph that names no triggers.
+    """
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
-    return tuple(name for name in after if name not in (INPUT, SNAPSHOT_BUMPS) and after[name] != before.get(name))
+    return tuple(
+        name
+        for name in after
+        if name not in (INPUT, SNAPSHOT_BUMPS) and after[name] != before.get(name)
+    )
 
 
 def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,13 +346,17 @@ def _parent(found: Found) -> str:
 
 
 def _around(found: Found) -> str:
-    """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the graph itself."""
+    """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the
+    graph itself.
+    """
     around = found.metadata.get("parents", {})
     innermost = max(around, key=lambda namespace: len(namespace_parts(namespace)), default="")
     return around[innermost] if around and _namespace(found) else ""
 
 
 def _innermost(namespace: str) -> tuple[str, str]:
-    """Node and task id of the innermost task; the id is empty for a subgraph that keeps its state between runs."""
+    """Node and task id of the innermost task; the id is empty for a subgraph that keeps its state
+    between runs.
+    """
     part = next(part for part in reversed(namespace_parts(namespace)) if not part.is_number)
     return part.node, part.task_id

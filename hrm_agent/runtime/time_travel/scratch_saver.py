@@ -1,6 +1,8 @@
-"""Checkpointer in memory on which a replay runs and edits are tried. It begins with one stored checkpoint.
+"""Checkpointer in memory on which a replay runs and edits are tried. It begins with one stored
+checkpoint.
 
-Subgraphs that keep their state between runs (`compile(checkpointer=True)`) begin with their state at that time.
+Subgraphs that keep their state between runs (`compile(checkpointer=True)`) begin with their state
+at that time.
 """
 
 from __future__ import annotations
@@ -9,7 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base import (
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Interrupt
 
@@ -24,12 +31,20 @@ class StopStepReached(Exception):  # no error: the end of what was to be played
 
 
 class ScratchSaver(InMemorySaver):
-    """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new are compared."""
+    """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new
+    are compared.
+    """
 
     def __init__(
-        self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None, memories: Iterable[CheckpointTuple] = ()
+        self,
+        store: StoreSaver,
+        start: CheckpointTuple,
+        stop_at: int | None,
+        memories: Iterable[CheckpointTuple] = (),
     ) -> None:
-        """`start`, `memories` of subgraphs: checkpoints that stand without ancestors (`StateReader.alone`)."""
+        """`start`, `memories` of subgraphs: checkpoints that stand without ancestors
+        (`StateReader.alone`).
+        """
         super().__init__(serde=store.serde)
         self._store = store
         self.stop_at: int | None = None
@@ -37,7 +52,8 @@ class ScratchSaver(InMemorySaver):
         self.unread: list[RunnableConfig] = []
         """Where checkpoints were put that nobody has looked at yet."""
         self._task_paths: dict[str, str] = {}
-        self._thread = {"thread_id": str(start.config["configurable"]["thread_id"]), "checkpoint_ns": ""}  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        thread_id = start.config.get("configurable", {})["thread_id"]
+        self._thread = {"thread_id": str(thread_id), "checkpoint_ns": ""}
         for found in (*memories, start):
             namespace = found.config.get("configurable", {}).get("checkpoint_ns", "")
             place: RunnableConfig = {"configurable": {**self._thread, "checkpoint_ns": namespace}}
@@ -59,7 +75,11 @@ class ScratchSaver(InMemorySaver):
         return saved
 
     def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
     ) -> None:
         super().put_writes(config, writes, task_id, task_path)
         if task_path:
@@ -85,13 +105,17 @@ class ScratchSaver(InMemorySaver):
 
     def at(self, step: int) -> CheckpointTuple | None:
         """The newest checkpoint of the outermost graph that a step led to."""
-        return next((found for found in self.list({"configurable": self._thread}, filter={"step": step})), None)
+        return next(
+            (found for found in self.list({"configurable": self._thread}, filter={"step": step})),
+            None,
+        )
 
     def questions(self) -> Iterator[tuple[str, str, str, Interrupt, int]]:
-        """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task had answered.
+        """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task
+        had answered.
 
-        A nested question, of a subgraph or of a called task, is stored with all tasks around it, too. It is answered
-        where it was asked.
+        A nested question, of a subgraph or of a called task, is stored with all tasks around it,
+        too. It is answered where it was asked.
         """
         innermost: dict[str, tuple[str, str, str, Interrupt, int]] = {}
         for namespace in self.storage[self._thread["thread_id"]]:
@@ -103,8 +127,16 @@ class ScratchSaver(InMemorySaver):
                 answered = next((value for t, c, value in writes if (t, c) == (task, RESUME)), [])
                 for question in asked:
                     known = innermost.get(question.id)
-                    if known is None or self._depth(known[0], known[2]) < self._depth(namespace, task):
-                        innermost[question.id] = (namespace, newest.checkpoint["id"], task, question, len(answered))
+                    if known is None or self._depth(known[0], known[2]) < self._depth(
+                        namespace, task
+                    ):
+                        innermost[question.id] = (
+                            namespace,
+                            newest.checkpoint["id"],
+                            task,
+                            question,
+                            len(answered),
+                        )
         yield from innermost.values()
 
     def _depth(self, namespace: str, task_id: str) -> tuple[int, int]:

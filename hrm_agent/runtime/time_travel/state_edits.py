@@ -1,10 +1,12 @@
-"""Edits of a state: what a fork changes before it goes on, written as LangGraph writes it (a checkpoint `update`).
+"""Edits of a state: what a fork changes before it goes on, written as LangGraph writes it (a
+checkpoint `update`).
 
-An edit replaces: a channel with a reducer gets the new value as it is, not merged into the old one. Then the way on is
-decided anew by the nodes that had run into the moment, as if they had returned the edited state: sent tasks carry
-edited arguments, an edited verdict takes its own turn. That needs nodes whose edges say where they lead. A node that
-returns `Command(goto=...)`, or a graph without edges, cannot be asked again. Whether asking works is tried in memory,
-with nothing changed: if it does not lead where the moment leads, the edit is written beside the tasks that stand there.
+An edit replaces: a channel with a reducer gets the new value as it is, not merged into the old one.
+Then the way on is decided anew by the nodes that had run into the moment, as if they had returned
+the edited state: sent tasks carry edited arguments, an edited verdict takes its own turn. That
+needs nodes whose edges say where they lead. A node that returns `Command(goto=...)`, or a graph
+without edges, cannot be asked again. Whether asking works is tried in memory, with nothing changed:
+if it does not lead where the moment leads, the edit is written beside the tasks that stand there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.langgraph_format import RUNTIME, START, deltas_of, is_delta, is_internal, snapshot_of, with_deltas
+from hrm_agent.langgraph_format import (
+    RUNTIME,
+    START,
+    deltas_of,
+    is_delta,
+    is_internal,
+    snapshot_of,
+    with_deltas,
+)
 from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.history import History, Moment
@@ -45,7 +55,9 @@ class Edit:
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Channel -> its new value."""
     messages: Mapping[str | int, str] = field(default_factory=dict[str | int, str])
-    """Message id, or index within the channel `messages` (from the end if negative) -> its new text."""
+    """Message id, or index within the channel `messages` (from the end if negative) -> its new
+    text.
+    """
     tools: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tool call id -> the text that the model sees as its result."""
     as_node: str | None = None
@@ -56,10 +68,13 @@ class Edit:
 
 
 def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
-    """Channel -> its value after `edit`. Raises `ConfigError` for what is not there, or does not fit."""
+    """Channel -> its value after `edit`. Raises `ConfigError` for what is not there, or does not
+    fit.
+    """
     if START in moment.next:
         raise ConfigError(
-            f"At moment {moment.index} the graph has not read its input: there is no state to edit yet.",
+            f"At moment {moment.index} the graph has not read its input: there is no state to edit"
+            " yet.",
             "Fork at the next moment, or run another task.",
         )
     if edit.as_node is not None and edit.as_node not in graph.nodes:
@@ -72,7 +87,8 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
     for name, value in edit.values.items():
         if name not in known:
             raise ConfigError(
-                f"The state has no channel {name!r}. {nearest(name, known)}".strip(), f"It has {', '.join(known)}."
+                f"The state has no channel {name!r}. {nearest(name, known)}".strip(),
+                f"It has {', '.join(known)}.",
             )
         changed[name] = _as_before(name, value, moment.values.get(name))
     for key, text in edit.messages.items():
@@ -80,26 +96,38 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
         _replace(changed, moment, channel, place, {"content": text})
     for key, text in edit.tools.items():
         channel, place = _find_result(moment, key)
-        _replace(changed, moment, channel, place, {"content": text, "artifact": None, "status": "success"})
+        _replace(
+            changed,
+            moment,
+            channel,
+            place,
+            {"content": text, "artifact": None, "status": "success"},
+        )
     return changed
 
 
 def _as_before(name: str, value: Any, old: Any) -> Any:
-    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object its fields."""
+    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object its
+    fields.
+    """
     if isinstance(value, Mapping) and (isinstance(old, BaseModel) or is_dataclass(old)):
         try:
             return TypeAdapter(type(old)).validate_python(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join([name, *map(str, first["loc"])])
-            raise ConfigError(f"{where}: {first['msg']}.", f"The channel holds a {type(old).__name__}.") from error
+            raise ConfigError(
+                f"{where}: {first['msg']}.", f"The channel holds a {type(old).__name__}."
+            ) from error
     if _is_messages(old) and isinstance(value, list):
         messages = convert_to_messages(cast("list[Any]", value))
         return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
     return value
 
 
-def _replace(changed: dict[str, Any], moment: Moment, channel: str, place: int, update: dict[str, Any]) -> None:
+def _replace(
+    changed: dict[str, Any], moment: Moment, channel: str, place: int, update: dict[str, Any]
+) -> None:
     messages = list(cast("Messages", changed.get(channel, moment.values[channel])))
     messages[place] = messages[place].model_copy(update=update)
     changed[channel] = messages
@@ -116,8 +144,12 @@ def _find_message(moment: Moment, key: str | int) -> tuple[str, int]:
     channel = "messages" if "messages" in channels else next(iter(channels), "")
     if index is not None and channel and -len(channels[channel]) <= index < len(channels[channel]):
         return channel, index % len(channels[channel])
-    what = ", ".join(f"{i} {m.type} {m.id}" for messages in channels.values() for i, m in enumerate(messages))
-    raise ConfigError(f"There is no message {key!r} at moment {moment.index}.", f"There are: {what or 'none'}.")
+    what = ", ".join(
+        f"{i} {m.type} {m.id}" for messages in channels.values() for i, m in enumerate(messages)
+    )
+    raise ConfigError(
+        f"There is no message {key!r} at moment {moment.index}.", f"There are: {what or 'none'}."
+    )
 
 
 def _find_result(moment: Moment, key: str) -> tuple[str, int]:
@@ -131,12 +163,17 @@ def _find_result(moment: Moment, key: str) -> tuple[str, int]:
                 there.append(message.tool_call_id)
     raise ConfigError(
         f"There is no result of tool call {key!r} at moment {moment.index}. {nearest(key, there)}".strip(),
-        f"There are results of {', '.join(there) or 'no call'}; fork after the tool ran to edit what it gave.",
+        f"There are results of {', '.join(there) or 'no call'}; fork after the tool ran to edit"
+        " what it gave.",
     )
 
 
 def _message_channels(moment: Moment) -> dict[str, Messages]:
-    return {name: cast("Messages", value) for name, value in moment.values.items() if _is_messages(value)}
+    return {
+        name: cast("Messages", value)
+        for name, value in moment.values.items()
+        if _is_messages(value)
+    }
 
 
 def _is_messages(value: Any) -> bool:
@@ -162,9 +199,13 @@ def write_edit(
 ) -> None:
     """Write `values` as a checkpoint on `thread_id`, a fork that stands at `moment` of `found`.
 
-    `graph` is compiled with the store's checkpointer; `context` is its run context, which its edges may look at.
+    `graph` is compiled with the store's checkpointer; `context` is its run context, which its edges
+    may look at.
     """
-    written = {name: Overwrite(value) if _has_reducer(graph, name) else value for name, value in values.items()}
+    written = {
+        name: Overwrite(value) if _has_reducer(graph, name) else value
+        for name, value in values.items()
+    }
     runtime = {RUNTIME: Runtime(context=context)}
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, **runtime}}
     if as_node is not None:
@@ -179,7 +220,9 @@ def write_edit(
     if steps and run_sync(_leads_on(graph, start, steps, moment.next, values, runtime)):
         run_sync(graph.abulk_update_state(config, [steps]))
     else:
-        _put_beside(saver, start, {name: _as_held(graph, name, value) for name, value in values.items()})
+        _put_beside(
+            saver, start, {name: _as_held(graph, name, value) for name, value in values.items()}
+        )
 
 
 def _has_reducer(graph: Graph, name: str) -> bool:
@@ -192,7 +235,9 @@ def _as_held(graph: Graph, name: str, value: Any) -> Any:
 
 
 def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
-    """The nodes that ran into a moment; an edit or a copy stands where the moment before it stood."""
+    """The nodes that ran into a moment;
+    an edit or a copy stands where the moment before it stood.
+    """
     for earlier in reversed(found.lineage(moment)):
         if earlier.source not in ("update", "fork"):
             return tuple(dict.fromkeys(earlier.ran.nodes))
@@ -200,7 +245,9 @@ def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
 
 
 def _as_returned(values: Mapping[str, Any], nodes: Sequence[str]) -> list[StateUpdate]:
-    """One node returns the edit; those that ran beside it return nothing, and lead on all the same."""
+    """One node returns the edit; those that ran beside it return nothing,
+    and lead on all the same.
+    """
     return [StateUpdate(dict(values) if i == 0 else {}, node) for i, node in enumerate(nodes)]
 
 
@@ -212,14 +259,20 @@ async def _leads_on(
     values: Mapping[str, Any],
     runtime: dict[str, Any],
 ) -> bool:
-    """True if the nodes of `steps`, asked again, lead to `then`, and take the values. Tried in memory."""
+    """True if the nodes of `steps`, asked again, lead to `then`, and take the values. Tried in
+    memory.
+    """
     try:
-        unchanged = await _tried(graph, start, [StateUpdate({}, step.as_node) for step in steps], runtime)
+        unchanged = await _tried(
+            graph, start, [StateUpdate({}, step.as_node) for step in steps], runtime
+        )
         edited = await _tried(graph, start, steps, runtime)
     except Exception:  # of whatever kind: a user's edge was asked outside a run
         return False
     names = sorted(task.name for task in unchanged.tasks)
-    return names == sorted(then) and all(edited.values.get(name) == value for name, value in values.items())
+    return names == sorted(then) and all(
+        edited.values.get(name) == value for name, value in values.items()
+    )
 
 
 async def _tried(
@@ -228,12 +281,18 @@ async def _tried(
     memory = ScratchSaver(cast("StoreSaver", graph.checkpointer), start, None)
     tried = graph.copy(update={"checkpointer": memory})
     thread: Any = start.config.get("configurable", {})["thread_id"]
-    written = await tried.abulk_update_state({"configurable": {"thread_id": thread, **runtime}}, [steps])
+    written = await tried.abulk_update_state(
+        {"configurable": {"thread_id": thread, **runtime}}, [steps]
+    )
     return await tried.aget_state(written)
 
 
-def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values: Mapping[str, Any]) -> None:
-    """The same checkpoint with other values: what it triggers stays triggered, with the arguments that it had."""
+def _put_beside(
+    saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values: Mapping[str, Any]
+) -> None:
+    """The same checkpoint with other values: what it triggers stays triggered, with the arguments
+    that it had.
+    """
     step = int(start.metadata.get("step", -1)) + 1
     checkpoint = copy_checkpoint(start.checkpoint)
     newest = max(checkpoint["channel_versions"].values(), default=None)
@@ -245,6 +304,7 @@ def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values:
     metadata = {"source": "update", "step": step, "parents": start.metadata.get("parents", {})}
     deltas = deltas_of(start.metadata)
     metadata = with_deltas(
-        metadata, {name: deltas[name] for name in deltas if name not in checkpoint["channel_values"]}
+        metadata,
+        {name: deltas[name] for name in deltas if name not in checkpoint["channel_values"]},
     )
     saver.put(start.config, checkpoint, cast("Any", metadata), versions)

@@ -1,4 +1,6 @@
-"""Two moments side by side: where their ways parted, what each way cost, and how the states differ."""
+"""Two moments side by side: where their ways parted, what each way cost,
+and how the states differ.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class ThreadDiff:
     """What `thread_diff` found."""
 
     common: Moment | None
-    """The last moment of both, as the first side numbers it; None for threads that share nothing."""
+    """The last moment of both, as the first side numbers it;
+    None for threads that share nothing.
+    """
     a: DiffSide
     """The moment that was named first."""
     b: DiffSide
@@ -73,7 +77,9 @@ class ThreadDiff:
 
 
 def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) -> ThreadDiff:
-    """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest. `graph`: as for `history`."""
+    """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest. `graph`: as for
+    `history`.
+    """
     (found_a, moment_a), (found_b, moment_b) = _named(store, a, graph), _named(store, b, graph)
     line_a, line_b = found_a.lineage(moment_a), found_b.lineage(moment_b)
     shared = {moment.checkpoint_id for moment in line_b}
@@ -82,7 +88,9 @@ def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) 
         _side(found, moment, line, common.checkpoint_id if common else None)
         for found, moment, line in ((found_a, moment_a, line_a), (found_b, moment_b, line_b))
     ]
-    return ThreadDiff(common, sides[0], sides[1], tuple(channel_changes(moment_a.values, moment_b.values)))
+    return ThreadDiff(
+        common, sides[0], sides[1], tuple(channel_changes(moment_a.values, moment_b.values))
+    )
 
 
 def _named(store: RunStore, name: str, graph: Graph | None) -> tuple[History, Moment]:
@@ -120,8 +128,12 @@ def channel_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Chan
 
 
 def _message_changes(channel: str, old: list[Any], new: list[Any]) -> Iterator[Change]:
-    """Messages of one id are one message; where ids differ, those that stand at one place are compared."""
-    matcher = difflib.SequenceMatcher(None, [_key(m) for m in old], [_key(m) for m in new], autojunk=False)
+    """Messages of one id are one message; where ids differ, those that stand at one place are
+    compared.
+    """
+    matcher = difflib.SequenceMatcher(
+        None, [_key(m) for m in old], [_key(m) for m in new], autojunk=False
+    )
     for _, i1, i2, j1, j2 in matcher.get_opcodes():
         for i, j in zip_longest(range(i1, i2), range(j1, j2)):
             before, after = (old[i] if i is not None else None), (new[j] if j is not None else None)
@@ -142,8 +154,12 @@ def _text_lines(message: Any) -> list[str]:
     calls = message.tool_calls if isinstance(message, AIMessage) else []
     thoughts = (thoughts_of(vars(message)) or "") if isinstance(message, AIMessage) else ""
     head += [f"| {line}" for line in thoughts.splitlines()]
-    asked = [f"> {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})" for call in calls]
-    return [*head, *message.text.splitlines(), *asked] or [""]  # an empty message is not the same as none
+    asked = [
+        f"> {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})"
+        for call in calls
+    ]
+    # an empty message is not the same as none
+    return [*head, *message.text.splitlines(), *asked] or [""]
 
 
 def _json_lines(values: Mapping[str, Any], channel: str) -> list[str]:
@@ -154,7 +170,9 @@ def _json_lines(values: Mapping[str, Any], channel: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON, so that equal values look equal: the order of a set, or of keys, is no difference."""
+    """`value` as JSON, so that equal values look equal: the order of a set, or of keys, is no
+    difference.
+    """
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, BaseModel):
@@ -169,7 +187,8 @@ def _plain(value: Any) -> Any:
 
 
 def _diff(old: list[str], new: list[str]) -> tuple[str, ...]:
-    lines = tuple(difflib.unified_diff(old, new, lineterm="", n=1))[2:]  # a line of the text may look like the header
+    # a line of the text may look like the header
+    lines = tuple(difflib.unified_diff(old, new, lineterm="", n=1))[2:]
     return tuple(line for line in lines if not line.startswith("@@"))
 
 

@@ -1,1 +1,3 @@
-"""Readers for looking at a store: lists, threads, messages and states, without the types of the values."""
+"""Readers for looking at a store: lists, threads, messages and states, without the types of the
+values.
+"""

@@ -1,7 +1,9 @@
-"""Many trajectories at a glance: headers a page at a time, and what their threads used, without tokens and texts.
+"""Many trajectories at a glance: headers a page at a time, and what their threads used, without
+tokens and texts.
 
-A list is looked at again and again while a run grows. What a record says is decoded once: a record's bytes are looked
-up among those that were decoded before, so that a changed one is simply another. Long ones are not kept.
+A list is looked at again and again while a run grows. What a record says is decoded once: a
+record's bytes are looked up among those that were decoded before, so that a changed one is simply
+another. Long ones are not kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from hrm_agent.store.values.damage import DAMAGED, OnDamage, reading
 from hrm_agent.store.values.packed_records import plain_mask, plain_record
 from hrm_agent.trajectory import Call, Overlay, ToolCall, ToolStatus, Trajectory
 
-__all__ = ["StoredHeader", "ThreadUse", "ToolMark", "headers_page", "overlays_of", "tool_marks", "uses_of_threads"]
+__all__ = [
+    "StoredHeader",
+    "ThreadUse",
+    "ToolMark",
+    "headers_page",
+    "overlays_of",
+    "tool_marks",
+    "uses_of_threads",
+]
 
 T = TypeVar("T")
 _AT_ONCE = 500
@@ -61,12 +71,21 @@ class ToolMark(NamedTuple):
 
 
 def headers_page(
-    store: RunStore, where: str, values: Sequence[Any], on_damage: OnDamage, *, limit: int | None = None
+    store: RunStore,
+    where: str,
+    values: Sequence[Any],
+    on_damage: OnDamage,
+    *,
+    limit: int | None = None,
 ) -> list[StoredHeader]:
-    """Headers of trajectories, in the order in which they were begun. A damaged one is told, and the others follow."""
+    """Headers of trajectories, in the order in which they were begun. A damaged one is told, and
+    the others follow.
+    """
     query = f"SELECT seq, id, record FROM trajectories WHERE {where} ORDER BY seq"
     with store.database.read() as cursor:
-        rows = cursor.execute(query + (f" LIMIT {int(limit)}" if limit is not None else ""), values).fetchall()
+        rows = cursor.execute(
+            query + (f" LIMIT {int(limit)}" if limit is not None else ""), values
+        ).fetchall()
     found: list[StoredHeader] = []
     for seq, id_, record in rows:
         try:
@@ -79,16 +98,28 @@ def headers_page(
 
 
 def overlays_of(
-    store: RunStore, run_id: str, on_damage: OnDamage, *, step: int | None = None, ids: Sequence[str] = ()
+    store: RunStore,
+    run_id: str,
+    on_damage: OnDamage,
+    *,
+    step: int | None = None,
+    ids: Sequence[str] = (),
 ) -> dict[str, Overlay]:
-    """What a run made of the trajectories of one of its steps, or of those with these ids, by trajectory."""
+    """What a run made of the trajectories of one of its steps, or of those with these ids, by
+    trajectory.
+    """
     found: dict[str, Overlay] = {}
     with store.database.read() as cursor:
         if step is not None:
-            query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND step = ? ORDER BY seq"
+            query = (
+                "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND step = ? ORDER"
+                " BY seq"
+            )
             rows = cursor.execute(query, (run_id, step)).fetchall()
         else:
-            query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND trajectory_id IN"
+            query = (
+                "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND trajectory_id IN"
+            )
             rows = list(_in_chunks(cursor, query, ids, (run_id,)))
     for id_, record in rows:
         try:
@@ -101,8 +132,13 @@ def overlays_of(
 
 
 def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, ThreadUse]:
-    """Model calls and completion tokens of threads that have calls. Damaged calls count, failed ones do not."""
-    query = "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE c.thread_id IN"
+    """Model calls and completion tokens of threads that have calls. Damaged calls count, failed
+    ones do not.
+    """
+    query = (
+        "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE"
+        " c.thread_id IN"
+    )
     calls: dict[str, int] = {}
     tokens: dict[str, int] = {}
     reported: dict[str, str] = {}
@@ -114,16 +150,22 @@ def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, Thread
                 reported[str(id_)] = str(thread)
             else:
                 tokens[thread] = tokens.get(thread, 0) + sampled
-        for id_, record in _in_chunks(cursor, "SELECT id, record FROM calls WHERE id IN", list(reported)):
+        for id_, record in _in_chunks(
+            cursor, "SELECT id, record FROM calls WHERE id IN", list(reported)
+        ):
             call, thread = _read_call(store, str(id_), record), reported[str(id_)]
             if call is not None and call.error is not None:
                 calls[thread] -= 1
             elif call is not None and call.used is not None and call.used.output_tokens is not None:
                 tokens[thread] = tokens.get(thread, 0) + call.used.output_tokens
-    return {thread: ThreadUse(count, tokens.get(thread)) for thread, count in calls.items() if count}
+    return {
+        thread: ThreadUse(count, tokens.get(thread)) for thread, count in calls.items() if count
+    }
 
 
-def tool_marks(store: RunStore, threads: Sequence[str], on_damage: OnDamage) -> dict[str, list[ToolMark]]:
+def tool_marks(
+    store: RunStore, threads: Sequence[str], on_damage: OnDamage
+) -> dict[str, list[ToolMark]]:
     """The tool calls of threads, in the order in which they were started."""
     found: dict[str, list[ToolMark]] = {}
     query = "SELECT seq, thread_id, id, record FROM tool_calls WHERE thread_id IN"
@@ -139,11 +181,15 @@ def tool_marks(store: RunStore, threads: Sequence[str], on_damage: OnDamage) -> 
     return found
 
 
-def _in_chunks(cursor: Cursor, query: str, values: Sequence[str], before: Sequence[Any] = ()) -> Iterator[Any]:
+def _in_chunks(
+    cursor: Cursor, query: str, values: Sequence[str], before: Sequence[Any] = ()
+) -> Iterator[Any]:
     """Rows of `query (?, ?, ...)`, however many values there are."""
     for start in range(0, len(values), _AT_ONCE):
         some = values[start : start + _AT_ONCE]
-        yield from cursor.execute(f"{query} ({placeholders(len(some))})", (*before, *some)).fetchall()
+        yield from cursor.execute(
+            f"{query} ({placeholders(len(some))})", (*before, *some)
+        ).fetchall()
 
 
 def _sampled(store: RunStore, call_id: str, mask: bytes | None) -> int | None:

@@ -1,7 +1,7 @@
 """What a model call was sent beyond an earlier one, without reading what both were sent.
 
-Requests are lists of references, and equal messages have equal references. So of two requests of a long conversation
-the lists are compared, and only those messages are read in which they differ.
+Requests are lists of references, and equal messages have equal references. So of two requests of a
+long conversation the lists are compared, and only those messages are read in which they differ.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class NewMessages(NamedTuple):
     """Why they could not be read; None if they could."""
 
 
-def new_messages(store: RunStore, bases: Mapping[str, str | None], most: int) -> dict[str, NewMessages]:
-    """What each call was sent beyond another one, by the call's id; a call without a stored request is left out.
+def new_messages(
+    store: RunStore, bases: Mapping[str, str | None], most: int
+) -> dict[str, NewMessages]:
+    """What each call was sent beyond another one, by the call's id; a call without a stored request
+    is left out.
 
-    `bases`: id of a call -> id of the other one, None to begin at the first message. Of more than `most` new ones the
-    last are read.
+    `bases`: id of a call -> id of the other one, None to begin at the first message. Of more than
+    `most` new ones the last are read.
     """
     ids = list({*bases, *(base for base in bases.values() if base is not None)})
     with store.database.read() as cursor:
@@ -70,7 +73,9 @@ class _Lists:
         parts: dict[str, list[Reference]] = {}
         for start in range(0, len(ids), _AT_ONCE):
             some = ids[start : start + _AT_ONCE]
-            query = f"SELECT call_id, data FROM requests WHERE call_id IN ({placeholders(len(some))})"
+            query = (
+                f"SELECT call_id, data FROM requests WHERE call_id IN ({placeholders(len(some))})"
+            )
             for id_, data in self._cursor.execute(query, some).fetchall():
                 try:
                     found = read_request(self._store.cipher.open(data, "request", id_))
@@ -80,16 +85,25 @@ class _Lists:
                     continue
                 parts[str(id_)] = found[:-1] if len(found) in _WITH_TOOLS else found
         self._fetch([part for each in parts.values() for part in each])
-        return {id_: [ref for part in each for ref in self._flat(part)] for id_, each in parts.items()}
+        return {
+            id_: [ref for part in each for ref in self._flat(part)] for id_, each in parts.items()
+        }
 
     def _fetch(self, roots: Sequence[Reference]) -> None:
         """The nodes of lists, level by level."""
         wanted = [root for root in roots if isinstance(root, bytes)]
-        wanted += [r for root in roots if not isinstance(root, bytes) for r in _below(int(root[0]), _items(root[1]))]
+        wanted += [
+            r
+            for root in roots
+            if not isinstance(root, bytes)
+            for r in _below(int(root[0]), _items(root[1]))
+        ]
         while wanted := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._nodes]:
             for start in range(0, len(wanted), _AT_ONCE):
                 some = wanted[start : start + _AT_ONCE]
-                query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
+                query = (
+                    f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
+                )
                 for hash_, kind, data in self._cursor.execute(query, some).fetchall():
                     key = bytes(hash_)
                     opened = self._store.cipher.open(data, "blob", key)
@@ -103,7 +117,9 @@ class _Lists:
         stack, seen = [reference], 0
         while stack and len(found) < _MOST and seen < _MOST:  # forged nodes may name each other
             here, seen = stack.pop(), seen + 1
-            kind, items = self._nodes[here] if isinstance(here, bytes) else (int(here[0]), _items(here[1]))
+            kind, items = (
+                self._nodes[here] if isinstance(here, bytes) else (int(here[0]), _items(here[1]))
+            )
             if kind == LIST:
                 found += items
             elif kind == TREE:
@@ -132,18 +148,24 @@ def _below(kind: int, items: Sequence[Reference]) -> list[bytes]:
 
 
 def _common(a: Sequence[Reference], b: Sequence[Reference]) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 class _AnyMessages:
-    """A loader that makes no object: a message of a type that it does not know is told by the type's name."""
+    """A loader that makes no object: a message of a type that it does not know is told by the
+    type's name.
+    """
 
     def loads_typed(self, data: tuple[str, bytes]) -> dict[str, Any]:
         kind, content = data
         if kind == "bytes":
             found: Any = json.loads(content)
             return (
-                cast("dict[str, Any]", found) if isinstance(found, dict) else {"unread": "a value that is no message"}
+                cast("dict[str, Any]", found)
+                if isinstance(found, dict)
+                else {"unread": "a value that is no message"}
             )
         try:
             made = unpacked(content)
@@ -161,7 +183,9 @@ def message_of(packed: Packed) -> dict[str, Any]:
     except NeedsItsType:
         return {"unread": "a value that cannot be read"}
     match inside:
-        case [str(module), str(), dict() as fields, *_] if module.startswith("langchain_core.messages."):
+        case [str(module), str(), dict() as fields, *_] if module.startswith(
+            "langchain_core.messages."
+        ):
             return cast("dict[str, Any]", fields)
         case [str(module), str(name), *_]:
             return {"unread": f"a value of the type {module}.{name}, which is not loaded here"}
@@ -169,10 +193,14 @@ def message_of(packed: Packed) -> dict[str, Any]:
             return {"unread": "a value that cannot be read"}
 
 
-def _read(store: RunStore, cursor: Cursor, earlier: int, references: Sequence[Reference]) -> NewMessages:
+def _read(
+    store: RunStore, cursor: Cursor, earlier: int, references: Sequence[Reference]
+) -> NewMessages:
     try:
         reader = read_values(cursor, store.cipher, _AnyMessages(), shared=True)
         reader.load(references)
-        return NewMessages(earlier, tuple(reader.value(reference) for reference in references), None)
+        return NewMessages(
+            earlier, tuple(reader.value(reference) for reference in references), None
+        )
     except (RefusedValue, *DAMAGED) as error:
         return NewMessages(earlier, (), str(error))

@@ -1,12 +1,15 @@
-"""Values of checkpoints for people who look at a store that may be anybody's: no object is made, nothing is imported.
+"""Values of checkpoints for people who look at a store that may be anybody's: no object is made,
+nothing is imported.
 
-A message becomes its fields. A value of any other type becomes the type's name and what it was made of.
+A message becomes its fields. A value of any other type becomes the type's name and what it was made
+of.
 
-Checkpoints read without LangChain and LangGraph, for who looks at the course of a run and not at its state.
+Checkpoints read without LangChain and LangGraph, for who looks at the course of a run and not at
+its state.
 
-Plain values, sets, sent tasks and questions are read; of a message it is only seen that it is one. A value of any other
-type raises `NeedsItsType`: whoever asked reads the checkpoints by `store.checkpointer` then, which knows types, and
-refuses those that nobody allowed.
+Plain values, sets, sent tasks and questions are read; of a message it is only seen that it is one.
+A value of any other type raises `NeedsItsType`: whoever asked reads the checkpoints by
+`store.checkpointer` then, which knows types, and refuses those that nobody allowed.
 """
 
 from __future__ import annotations
@@ -19,10 +22,22 @@ from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import is_internal, unstored_channels
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.values.checkpoint_reader import ROW, CheckpointOutline, CheckpointRow, StoreSnapshot
+from hrm_agent.store.values.checkpoint_reader import (
+    ROW,
+    CheckpointOutline,
+    CheckpointRow,
+    StoreSnapshot,
+)
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.manifests import read_manifest
-from hrm_agent.store.values.plain_reader import MESSAGE_FIELDS, TYPED, NeedsItsType, Packed, is_json, unpacked
+from hrm_agent.store.values.plain_reader import (
+    MESSAGE_FIELDS,
+    TYPED,
+    NeedsItsType,
+    Packed,
+    is_json,
+    unpacked,
+)
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.value_reader import read_values
 
@@ -46,9 +61,11 @@ __all__ = [
 HIDDEN = object()
 """Stands for a message, and for a value that an edit has put in place of another."""
 _SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
-"""Codes of LangGraph's serializer: values made of one argument, of several, of named ones, and pydantic models.
+"""Codes of LangGraph's serializer: values made of one argument, of several, of named ones, and
+pydantic models.
 
-A value that it would give back changed is under a code of ours, with the same parts and the way to build it.
+A value that it would give back changed is under a code of ours, with the same parts and the way to
+build it.
 """
 SNAPSHOT = 7
 """LangGraph's code of a snapshot of a `DeltaChannel`."""
@@ -94,7 +111,9 @@ class _Plain:
 
 
 def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
-    """The checkpoints of a thread and of the subgraphs that ran on it, the newest first. Raises `NeedsItsType`."""
+    """The checkpoints of a thread and of the subgraphs that ran on it, the newest first. Raises
+    `NeedsItsType`.
+    """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? ORDER BY id DESC, seq DESC"
     with store.database.read() as cursor:
         rows = [CheckpointRow(*row) for row in cursor.execute(query, (thread_id,)).fetchall()]
@@ -102,8 +121,12 @@ def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
         return StoreSnapshot(cursor, reader, store.cipher, lambda *_: None).outlines(rows)
 
 
-def newest_plain_channels(store: RunStore, thread_id: str, names: Collection[str]) -> dict[str, Any]:
-    """The newest values of some channels of a thread; empty without a checkpoint. Raises `NeedsItsType`."""
+def newest_plain_channels(
+    store: RunStore, thread_id: str, names: Collection[str]
+) -> dict[str, Any]:
+    """The newest values of some channels of a thread; empty without a checkpoint. Raises
+    `NeedsItsType`.
+    """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id DESC LIMIT 1"
     with store.database.read() as cursor:
         found = cursor.execute(query, (thread_id, "")).fetchone()
@@ -139,15 +162,27 @@ def _of_type(code: int, made: Any) -> Any:
             return _outlined(made)
         case (_, ["builtins", "tuple", [*items], _]) if code == TYPED:
             return tuple(map(_outlined, items))
-        case (_, [str(module), str(name), dict(), _, *_]) if code in _MODELS and (module, name) in MESSAGE_FIELDS:
+        case (_, [str(module), str(name), dict(), _, *_]) if (
+            code in _MODELS
+            and (
+                module,
+                name,
+            )
+            in MESSAGE_FIELDS
+        ):
             _outlined(made[2])  # what it holds is of known types, too
             return HIDDEN
-        case (_, ["builtins", "set", [*items], *_]) if code in (_SET, TYPED) and is_json(items) and _are_keys(items):
+        case (_, ["builtins", "set", [*items], *_]) if (
+            code in (_SET, TYPED) and is_json(items) and _are_keys(items)
+        ):
             return set(items)
         case (_, ["langgraph.types", "Send", [str(node), argument], *_]) if code in (_SEND, TYPED):
             _outlined(argument)
             return SentTask(node)
-        case (_, ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked, **more}, *_]) if code in _NAMED:
+        case (
+            _,
+            ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked, **more}, *_],
+        ) if code in _NAMED:
             if is_json([asked, more]):
                 return StoredQuestion(id_, asked)
         case (_, ["langgraph.types", "Overwrite", dict(), *_]) if code in _NAMED:
@@ -182,7 +217,9 @@ class Unread(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Parts of a channel's value, which only the graph's reducer could fold; the graph is not loaded."""
+    """Parts of a channel's value, which only the graph's reducer could fold; the graph is not
+    loaded.
+    """
 
     snapshot: Any
     """The newest recorded value (None: no value is recorded)."""
@@ -217,7 +254,10 @@ def _shown(value: Any, depth: int) -> Any:
     if type(value) is list:
         return [_shown(item, depth + 1) for item in cast("list[Any]", value)]
     if type(value) is dict:
-        return {str(name): _shown(item, depth + 1) for name, item in cast("dict[Any, Any]", value).items()}
+        return {
+            str(name): _shown(item, depth + 1)
+            for name, item in cast("dict[Any, Any]", value).items()
+        }
     return value
 
 
@@ -234,9 +274,17 @@ def _made(code: int, made: Any, depth: int) -> Any:
             return text.decode("utf-8", "surrogatepass")
         case ["builtins", "set" | "frozenset" | "tuple" as name, [*items], *_]:
             shown = [_shown(item, depth + 1) for item in items]
-            return shown if name == "tuple" or not all(isinstance(item, str) for item in shown) else set(shown)
-        case [str(module), str(), dict() as fields, *_] if module.startswith("langchain_core.messages."):
-            return ShownMessage({str(name): _shown(item, depth + 1) for name, item in fields.items()})
+            return (
+                shown
+                if name == "tuple" or not all(isinstance(item, str) for item in shown)
+                else set(shown)
+            )
+        case [str(module), str(), dict() as fields, *_] if module.startswith(
+            "langchain_core.messages."
+        ):
+            return ShownMessage(
+                {str(name): _shown(item, depth + 1) for name, item in fields.items()}
+            )
         case [str(module), str(name), arguments, *_]:
             return Unread(f"{module}.{name}", _shown(arguments, depth + 1))
         case _:
@@ -257,39 +305,58 @@ def checkpoint_links(store: RunStore, thread_id: str) -> list[CheckpointLink]:
     query = "SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id"
     with store.database.read() as cursor:
         rows = cursor.execute(query, (thread_id, "")).fetchall()
-    return [CheckpointLink(str(id_), None if parent is None else str(parent)) for id_, parent in rows]
+    return [
+        CheckpointLink(str(id_), None if parent is None else str(parent)) for id_, parent in rows
+    ]
 
 
-def rows_around(store: RunStore, thread_id: str, ids: Collection[str], inside: Collection[str]) -> list[CheckpointRow]:
-    """The rows of outermost checkpoints, and those of subgraphs that ran in the steps from the checkpoints `inside`."""
+def rows_around(
+    store: RunStore, thread_id: str, ids: Collection[str], inside: Collection[str]
+) -> list[CheckpointRow]:
+    """The rows of outermost checkpoints, and those of subgraphs that ran in the steps from the
+    checkpoints `inside`.
+    """
     found: list[CheckpointRow] = []
     with store.database.read() as cursor:
         one = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
         for id_ in ids:
-            found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, "", id_)).fetchall()]
+            found += [
+                CheckpointRow(*row) for row in cursor.execute(one, (thread_id, "", id_)).fetchall()
+            ]
         nested = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ?"
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
         for ns, id_, metadata in cursor.execute(nested, (thread_id, "")).fetchall():
             with suppress(StoreError, *DAMAGED):  # one that names no parents stands nowhere
                 facts = snapshot.metadata(CheckpointRow(0, thread_id, ns, id_, None, b"", metadata))
                 if (facts.get("parents") or {}).get("") in inside:
-                    found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, ns, id_)).fetchall()]
+                    found += [
+                        CheckpointRow(*row)
+                        for row in cursor.execute(one, (thread_id, ns, id_)).fetchall()
+                    ]
     return found
 
 
 def outlines_of(store: RunStore, rows: list[CheckpointRow]) -> list[CheckpointOutline]:
-    """Checkpoints without the state: only what LangGraph keeps beside it, which tells what runs next."""
+    """Checkpoints without the state: only what LangGraph keeps beside it, which tells what runs
+    next.
+    """
     with store.database.read() as cursor:
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
         return snapshot.outlines(rows, is_internal)
 
 
 def shown_channels(
-    store: RunStore, thread_id: str, checkpoint_id: str = "", namespace: str = "", names: Collection[str] = ()
+    store: RunStore,
+    thread_id: str,
+    checkpoint_id: str = "",
+    namespace: str = "",
+    names: Collection[str] = (),
 ) -> CheckpointOutline | None:
-    """A checkpoint with its values, or with those of some channels; by default the newest. None if there is none.
+    """A checkpoint with its values, or with those of some channels; by default the newest. None if
+    there is none.
 
-    A channel of which it does not hold the value is `Written`. Raises `StoreError` for a damaged one.
+    A channel of which it does not hold the value is `Written`. Raises `StoreError` for a damaged
+    one.
     """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ?"
     values = [thread_id, namespace]

@@ -1,4 +1,5 @@
-"""The calls of one thread in the order of time, without their texts and tokens: what pages of them are cut from.
+"""The calls of one thread in the order of time, without their texts and tokens: what pages of them
+are cut from.
 
 The tokens that a model saw and gave on the way to one call, call by call, cut to a range.
 """
@@ -36,26 +37,34 @@ class CallMark(NamedTuple):
     thread_id: str
     """The thread that it was made on: a fork's lineage has others than the fork itself."""
     at: float
-    """Unix time that it counts from in a transcript: the end of a model call, the start of a tool call."""
+    """Unix time that it counts from in a transcript: the end of a model call, the start of a tool
+    call.
+    """
     role: str
     """The node of the outermost graph that asked."""
     status: str | None
-    """Status of an ended tool call; `failed` for a failed model call; None for other model calls and running tools.
+    """Status of an ended tool call; `failed` for a failed model call; None for other model calls
+    and running tools.
     """
     model: str
     """The model that answered; empty for a tool call."""
     asked: tuple[str, ...]
-    """Ids of the tool calls that a model's message asked for; of a tool call, the one that it answers."""
+    """Ids of the tool calls that a model's message asked for; of a tool call, the one that it
+    answers.
+    """
     used: CallUsage | None
     """Tokens and cost of a model call, as far as they are known."""
     parent: str | None
     """Id of the model call that this one extends."""
 
 
-def call_marks(store: RunStore, threads: Iterable[tuple[str, set[str] | None]], on_damage: OnDamage) -> list[CallMark]:
+def call_marks(
+    store: RunStore, threads: Iterable[tuple[str, set[str] | None]], on_damage: OnDamage
+) -> list[CallMark]:
     """Model calls, then tool calls, each in the order of the threads and of writing.
 
-    `threads`: each with the steps that count, None for all. A damaged record is told, and the others follow.
+    `threads`: each with the steps that count, None for all. A damaged record is told, and the
+    others follow.
     """
     threads = list(threads)
     calls: list[CallMark] = []
@@ -72,8 +81,8 @@ def _calls(
     store: RunStore, cursor: Cursor, thread: str, steps: set[str] | None, on_damage: OnDamage
 ) -> Sequence[CallMark]:
     query = (
-        "SELECT c.checkpoint_id, c.id, c.record, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id "
-        "WHERE c.thread_id = ? ORDER BY c.seq"
+        "SELECT c.checkpoint_id, c.id, c.record, t.mask FROM calls c LEFT JOIN tokens t ON"
+        " t.call_id = c.id WHERE c.thread_id = ? ORDER BY c.seq"
     )
     found: list[CallMark] = []
     rows = cursor.execute(query, (thread,))
@@ -84,12 +93,18 @@ def _calls(
         try:
             plain = plain_record(store.cipher.open(record, "call", id_))
             mark = (_kept_call if len(plain) <= _KEPT_BYTES else _call_mark)(plain)
-            sampled = plain_mask(store.cipher.open(mask, "mask", id_)).count(1) if mask is not None else 0
+            sampled = (
+                plain_mask(store.cipher.open(mask, "mask", id_)).count(1) if mask is not None else 0
+            )
             has_tokens = mask is not None and len(mask) > 0
         except (StoreError, *DAMAGED) as error:
             _tell(on_damage, "model call", str(id_), error)
             continue
-        used = (mark.used or CallUsage()).model_copy(update={"output_tokens": sampled}) if has_tokens else mark.used
+        used = (
+            (mark.used or CallUsage()).model_copy(update={"output_tokens": sampled})
+            if has_tokens
+            else mark.used
+        )
         found.append(mark._replace(used=used, thread_id=thread))
     return found
 
@@ -115,7 +130,11 @@ def _tools(
 
 
 def _tell(on_damage: OnDamage, what: str, id_: str, error: Exception) -> None:
-    said = error.message if isinstance(error, StoreError) else f"The {what} {id_} cannot be read: {in_a_line(error)}."
+    said = (
+        error.message
+        if isinstance(error, StoreError)
+        else f"The {what} {id_} cannot be read: {in_a_line(error)}."
+    )
     on_damage(id_, StoreError(said, "`hrm-agent store verify` lists what is damaged."))
 
 
@@ -145,7 +164,9 @@ def _tool_mark(plain: bytes) -> CallMark:
     record = cast("dict[str, Any]", json.loads(plain))
     at, role = float(record.get("started_at") or 0.0), _role(record["identity"])
     asked = (str(record["tool_call_id"]),)
-    return CallMark("tool", str(record["id"]), "", at, role, record.get("status"), "", asked, None, None)
+    return CallMark(
+        "tool", str(record["id"]), "", at, role, record.get("status"), "", asked, None, None
+    )
 
 
 def _role(identity: dict[str, Any]) -> str:
@@ -173,7 +194,9 @@ class CallTokens(NamedTuple):
 
 
 def path_of_call(store: RunStore, call_id: str) -> list[str]:
-    """Ids of the calls from the root to this one; empty if it is not there. A forged circle is cut."""
+    """Ids of the calls from the root to this one; empty if it is not there.
+    A forged circle is cut.
+    """
     parents: dict[str, str | None] = {}
     path: dict[str, None] = {}
     here: str | None = call_id
@@ -187,7 +210,9 @@ def path_of_call(store: RunStore, call_id: str) -> list[str]:
 
 
 def _learn(cursor: Cursor, call_id: str, parents: dict[str, str | None]) -> bool:
-    """Parents of all calls of the thread of a call: a path lies on one thread, but for what a fork inherited."""
+    """Parents of all calls of the thread of a call: a path lies on one thread, but for what a fork
+    inherited.
+    """
     row = cursor.execute("SELECT thread_id FROM calls WHERE id = ?", (call_id,)).fetchone()
     if row is None:
         return False
@@ -197,14 +222,17 @@ def _learn(cursor: Cursor, call_id: str, parents: dict[str, str | None]) -> bool
 
 
 def call_tokens(store: RunStore, ids: Sequence[str]) -> dict[str, CallTokens]:
-    """Tokens of calls, by their ids; one without token ids is left out. Raises `StoreError` for a damaged one."""
+    """Tokens of calls, by their ids; one without token ids is left out. Raises `StoreError` for a
+    damaged one.
+    """
     found: dict[str, CallTokens] = {}
     opened = store.cipher.open
     with store.database.read() as cursor:
         for start in range(0, len(ids), _AT_ONCE):
             some = ids[start : start + _AT_ONCE]
             query = (
-                f"SELECT call_id, token_ids, mask, logprobs FROM tokens WHERE call_id IN ({placeholders(len(some))})"
+                "SELECT call_id, token_ids, mask, logprobs FROM tokens WHERE call_id IN"
+                f" ({placeholders(len(some))})"
             )
             for id_, token_ids, mask, logprobs in cursor.execute(query, some).fetchall():
                 with reading("tokens of model call", str(id_)):

@@ -1,4 +1,6 @@
-"""One thread that commits for many, where a commit waits for a disk: what arrives during one wait shares the next."""
+"""One thread that commits for many, where a commit waits for a disk: what arrives during one wait
+shares the next.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ class _PendingWrite:
 class Committer:
     """One thread that commits for many: all jobs that are waiting go into one transaction.
 
-    A caller that will wait for its job commits in its own thread if no commit is under way, together with what was
-    handed in before: the hand-over to another thread and back takes as long as the rest of a small commit. The main
-    thread never does, since an interrupt (Ctrl-C) would be raised in the middle.
+    A caller that will wait for its job commits in its own thread if no commit is under way,
+    together with what was handed in before: the hand-over to another thread and back takes as long
+    as the rest of a small commit. The main thread never does, since an interrupt (Ctrl-C) would be
+    raised in the middle.
     """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
@@ -47,9 +50,12 @@ class Committer:
         self._thread.start()
 
     def submit(self, work: Work[T], *, waits: bool = False) -> Future[T]:
-        """Raises `StoreError` after `close`: nothing would be committed any more. `waits`: the caller will."""
+        """Raises `StoreError` after `close`: nothing would be committed any more. `waits`: the
+        caller will.
+        """
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
+        # whoever waits may be cancelled; what was handed in is committed
+        future.set_running_or_notify_cancel()
         with self._changed:
             if self._closed:
                 raise StoreError("The store is closed.", "Open it again: open_store.")
@@ -75,7 +81,8 @@ class Committer:
     def _finish_taken(self, jobs: Sequence[_PendingWrite]) -> None:
         try:
             self._finish(jobs)
-        except Exception as error:  # whatever it is, nobody is to wait for ever, and the thread goes on
+        # whatever it is, nobody is to wait for ever, and the thread goes on
+        except Exception as error:
             self._guard.caught(error)
             for job in jobs:
                 if not job.future.done():

@@ -30,11 +30,16 @@ Work = Callable[[WriteCursor], T]
 def answered(cursor: Cursor, query: str, values: Sequence[Any], expected: tuple[Any] | None) -> Any:
     """The first row of the answer, which has one column.
 
-    `expected`: the row that is all but certain, None where it is not known. A cursor for which an answer is a round
-    trip returns it at once; if the answer turns out to differ, the whole transaction is repeated.
+    `expected`: the row that is all but certain, None where it is not known. A cursor for which an
+    answer is a round trip returns it at once; if the answer turns out to differ, the whole
+    transaction is repeated.
     """
     assuming = getattr(cursor, "answered", None) if expected is not None else None
-    return cursor.execute(query, values).fetchone() if assuming is None else assuming(query, values, expected)
+    return (
+        cursor.execute(query, values).fetchone()
+        if assuming is None
+        else assuming(query, values, expected)
+    )
 
 
 def placeholders(count: int) -> str:

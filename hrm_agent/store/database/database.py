@@ -1,14 +1,17 @@
 """What checkpoints and journal stand on: transactions over a SQLite file or a PostgreSQL database.
 
-A write is a function of a cursor. It is committed as a whole before its future is done, or not at all, and it is
-idempotent: where the answer to a commit was lost (a server that restarts), the same work is done again. How durable a
-commit is depends on the subclass (`SqliteDatabase`, `PostgresDatabase`).
+A write is a function of a cursor. It is committed as a whole before its future is done, or not at
+all, and it is idempotent: where the answer to a commit was lost (a server that restarts), the same
+work is done again. How durable a commit is depends on the subclass (`SqliteDatabase`,
+`PostgresDatabase`).
 
-A task's ordinary writes are deferred to the next commit, which is that of the checkpoint that follows them, so
-that a step of a graph is one transaction. Where none follows, they are committed on their own some milliseconds later.
-A run that dies in between does the task again, with the recorded answers of its calls.
+A task's ordinary writes are deferred to the next commit, which is that of the checkpoint that
+follows them, so that a step of a graph is one transaction. Where none follows, they are committed
+on their own some milliseconds later. A run that dies in between does the task again, with the
+recorded answers of its calls.
 
-Where a commit has to wait for a disk, one thread commits for all that comes meanwhile (`hrm_agent.store.database.committer`).
+Where a commit has to wait for a disk, one thread commits for all that comes meanwhile
+(`hrm_agent.store.database.committer`).
 """
 
 from __future__ import annotations
@@ -62,13 +65,17 @@ class Database(ABC):
     level: str
     """What a commit survives: `process` or `power`."""
     server_clock: str = ""
-    """SQL for Unix time in seconds by a clock that all writers share; empty if they share a machine."""
+    """SQL for Unix time in seconds by a clock that all writers share; empty if they share a
+    machine.
+    """
     epoch: str = ""
     """As it stands in the transaction under way; it changes whenever blobs are collected."""
     transaction: int = 0
     """Number of the transaction under way."""
     joined_seconds: float = 0.05
-    """The same as `_LATER_SECONDS` for a run whose steps join: it is never further ahead of its record."""
+    """The same as `_LATER_SECONDS` for a run whose steps join: it is never further ahead of its
+    record.
+    """
 
     def __init__(self) -> None:
         self._later: list[DeferredWork] = []
@@ -89,9 +96,13 @@ class Database(ABC):
         self.held = HeldThreads(self.fence)
         """What is known of the threads that this process holds."""
         self.heads: dict[str, str] = {}
-        """Newest checkpoint of threads, as of the transaction under way: forgotten when others may have written."""
+        """Newest checkpoint of threads, as of the transaction under way: forgotten when others may
+        have written.
+        """
         self.likely_heads: dict[str, str] = {}
-        """The same as of earlier transactions, where asking is dear: others may have written since."""
+        """The same as of earlier transactions, where asking is dear:
+        others may have written since.
+        """
 
     @abstractmethod
     def _submit(self, work: Work[T], *, waits: bool) -> Future[T]: ...
@@ -101,7 +112,9 @@ class Database(ABC):
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
-        """Do `work` in a transaction while nobody else writes. Deleted rows are overwritten in a file."""
+        """Do `work` in a transaction while nobody else writes. Deleted rows are overwritten in a
+        file.
+        """
 
     @abstractmethod
     def size(self) -> int:
@@ -120,10 +133,14 @@ class Database(ABC):
         """An error of the driver in words that name this store."""
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
-        """Until the transaction ends, no other does work on this thread that asked to be alone on it."""
+        """Until the transaction ends, no other does work on this thread that asked to be alone on
+        it.
+        """
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:  # noqa: B027  a file's writer cannot be overtaken
-        """Give up what another process, whose lease has run out, was writing when it was stopped."""
+        """Give up what another process, whose lease has run out,
+        was writing when it was stopped.
+        """
 
     @abstractmethod
     def _read(self) -> AbstractContextManager[Cursor]: ...
@@ -134,10 +151,11 @@ class Database(ABC):
 
     @contextmanager
     def whole(self) -> Generator[None]:
-        """All that is written inside the block is one transaction; where the block fails, nothing of it is there.
+        """All that is written inside the block is one transaction; where the block fails, nothing
+        of it is there.
 
-        What this process notes of values that it has stored counts for this block's epoch alone, so that it is
-        forgotten where they were not stored after all.
+        What this process notes of values that it has stored counts for this block's epoch alone, so
+        that it is forgotten where they were not stored after all.
         """
         self.flush()
         with self._committing:  # other threads wait
@@ -145,7 +163,11 @@ class Database(ABC):
             try:
                 with self._one_transaction(), self._dropping_on_failure():
                     epoch = self.epoch = secrets.token_hex(8)
-                    self.write(lambda cursor: cursor.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,)))
+                    self.write(
+                        lambda cursor: cursor.execute(
+                            "UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,)
+                        )
+                    )
                     self.epoch = epoch
                     yield
                     self.flush()
@@ -174,11 +196,14 @@ class Database(ABC):
         except BaseException as error:
             return FinishedFuture(None, error)
 
-    def submit(self, work: Work[T], thread_id: str | None = None, *, waits: bool = False) -> Future[T]:
-        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it.
+    def submit(
+        self, work: Work[T], thread_id: str | None = None, *, waits: bool = False
+    ) -> Future[T]:
+        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError`
+        through it.
 
-        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over. `waits`:
-        the caller will, so that the commit may be made in its thread.
+        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken
+        that over. `waits`: the caller will, so that the commit may be made in its thread.
         """
         self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
@@ -195,11 +220,15 @@ class Database(ABC):
             self.fence.lose(error)
 
     def add(self, work: Work[T], thread_id: str | None = None) -> T:
-        """Do `work` in a transaction and wait for it. It deletes nothing. `thread_id`: as for `submit`."""
+        """Do `work` in a transaction and wait for it. It deletes nothing. `thread_id`: as for
+        `submit`.
+        """
         return self.submit(work, thread_id, waits=True).result()
 
     def write(self, work: Work[T], thread_id: str | None = None) -> T:
-        """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as for `submit`."""
+        """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as
+        for `submit`.
+        """
 
         def forgetting(cursor: WriteCursor) -> T:
             self.heads = {}
@@ -211,7 +240,9 @@ class Database(ABC):
             self.held.forget()
 
     def write_once(self, work: Work[None]) -> None:
-        """The same for work that cannot be done twice: its mark tells when the answer to its commit was lost."""
+        """The same for work that cannot be done twice: its mark tells when the answer to its commit
+        was lost.
+        """
         mark = f"done:{secrets.token_hex(8)}"
 
         def once(cursor: WriteCursor) -> None:
@@ -235,22 +266,30 @@ class Database(ABC):
 
     @contextmanager
     def settled(self) -> Generator[Cursor]:
-        """A cursor that sees all that this process has written; no transaction of it is under way in the block."""
+        """A cursor that sees all that this process has written; no transaction of it is under way
+        in the block.
+        """
         self.flush()
         with self._committing, self.peek() as cursor:
             yield cursor
 
     def joins(self, held: HeldThread | None) -> TypeGuard[HeldThread]:
-        """Whether what a thread writes goes with the next commit. While one fails or is late, it waits for its own."""
+        """Whether what a thread writes goes with the next commit. While one fails or is late, it
+        waits for its own.
+        """
         return held is not None and held.joins and not is_late(self._later, self.joined_seconds)
 
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
-        """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
+        """What `reading` finds in one moment. It is done again where the server was lost in the
+        middle.
+        """
         with self.read() as cursor:
             return reading(cursor)
 
     def rows(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Rows that a cursor of `read` finds, where another store is at work as well: errors are told of this one."""
+        """Rows that a cursor of `read` finds, where another store is at work as well: errors are
+        told of this one.
+        """
         try:
             return cursor.execute(query, values).fetchall()
         except Exception as error:
@@ -263,18 +302,24 @@ class Database(ABC):
         on_done: Callable[[Exception | None], object] | None = None,
         seconds: float | None = None,
     ) -> None:
-        """Do `work` with the next commit, at the latest `seconds` (5 ms) from now. `thread_id`: as for `submit`.
+        """Do `work` with the next commit, at the latest `seconds` (5 ms) from now. `thread_id`: as
+        for `submit`.
 
-        `on_done`: as for `DeferredWork`; without it a failure is told to whoever commits, or the log.
+        `on_done`: as for `DeferredWork`; without it a failure is told to whoever commits, or the
+        log.
         """
         self._refuse_unusable()
-        deferred = DeferredWork(work if thread_id is None else self.fence.work_on(thread_id, work), on_done)
+        deferred = DeferredWork(
+            work if thread_id is None else self.fence.work_on(thread_id, work), on_done
+        )
         with self._later_lock:
             due = time.monotonic() + (_LATER_SECONDS if seconds is None else seconds)
             self._due = min(self._due, due) if self._later else due
             self._later.append(deferred)
             if self._flusher is None:
-                self._flusher = threading.Thread(target=self._flush_on_time, name="store-flush", daemon=True)
+                self._flusher = threading.Thread(
+                    target=self._flush_on_time, name="store-flush", daemon=True
+                )
                 self._flusher.start()
             if self._sleeps:
                 self._given.set()
@@ -285,14 +330,16 @@ class Database(ABC):
             self.add(_for_nobody)
 
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
+        """What was to be done later, and `works`. If the commit fails, what was to be done later
+        still is.
 
-        Except what fails by itself, and would each time (a damaged row that it has to add to): that is given up, and
-        the commit under way is told why it failed, or the log. Of a thread that another process has taken over, only
-        its own run is told.
+        Except what fails by itself, and would each time (a damaged row that it has to add to): that
+        is given up, and the commit under way is told why it failed, or the log. Of a thread that
+        another process has taken over, only its own run is told.
 
-        One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
-        up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
+        One at a time: no checkpoint may be committed before the writes that led to it, which
+        another thread has taken up. They stay in the list until they are committed, so that whoever
+        reads meanwhile waits for them.
         """
         with self._committing:
             while True:
@@ -314,7 +361,8 @@ class Database(ABC):
                 if before:
                     with self._later_lock:
                         del self._later[: len(before)]
-                        self._due = time.monotonic() + _LATER_SECONDS  # of those that came meanwhile
+                        # of those that came meanwhile
+                        self._due = time.monotonic() + _LATER_SECONDS
                     for work in before:
                         work.done()
                 return results
@@ -342,21 +390,32 @@ class Database(ABC):
             self._later.remove(error.work)
         error.work.done(error.reason)
         self._note_lost(error.reason)
-        if isinstance(error.reason, LeaseLostError) or error.work.tells or self.fence.has_stopped(error.work.leases):
+        if (
+            isinstance(error.reason, LeaseLostError)
+            or error.work.tells
+            or self.fence.has_stopped(error.work.leases)
+        ):
             return
         if len(works) == 1 and works[0] is not _for_nobody:
             raise error.reason from error
         # Nobody waits for it, or several do, none of whom it concerns more than another.
-        _log.error("The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason)
+        _log.error(
+            "The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason
+        )
 
     def _flush_on_time(self) -> None:
-        """What a commit has taken along before it was due is not waited for: under load nothing is left to be done."""
+        """What a commit has taken along before it was due is not waited for: under load nothing is
+        left to be done.
+        """
         guard = LoopGuard("store-flush")
         while not self._closed.is_set():
             self._given.wait()
             with guard, suppress(StoreError):  # of that, whoever writes next and waits is told
-                while self._has_more() and not self._closed.wait(min(self._seconds_left(), _LATER_SECONDS)):
-                    if self._seconds_left() <= 0:  # else not yet, or others have come in the place of those waited for
+                while self._has_more() and not self._closed.wait(
+                    min(self._seconds_left(), _LATER_SECONDS)
+                ):
+                    # else not yet, or others have come in the place of those waited for
+                    if self._seconds_left() <= 0:
                         self._flush_or_sleep()
 
     def _flush_or_sleep(self) -> None:
@@ -394,10 +453,13 @@ class Database(ABC):
             self._close()
 
     def _refuse_unusable(self) -> None:
-        """Connections and locks do not survive `os.fork`, and the threads that commit are not there."""
+        """Connections and locks do not survive `os.fork`, and the threads that commit are not
+        there.
+        """
         if self._process != os.getpid():
             raise StoreError(
-                f"The store {self.url} was opened by process {self._process}, and this is a fork of it.",
+                f"The store {self.url} was opened by process {self._process}, and this is a fork"
+                " of it.",
                 "Call open_store in each process.",
             )
         if self._closed.is_set():

@@ -17,7 +17,15 @@ from hrm_agent.store.database.fencing import HeldLease
 if TYPE_CHECKING:
     from hrm_agent.store.database.cursors import Work, WriteCursor
 
-__all__ = ["DeferredFailed", "DeferredWork", "FinishedFuture", "committed", "is_late", "is_of_driver", "is_refused"]
+__all__ = [
+    "DeferredFailed",
+    "DeferredWork",
+    "FinishedFuture",
+    "committed",
+    "is_late",
+    "is_of_driver",
+    "is_refused",
+]
 
 _log = logging.getLogger(__name__)
 _NO_LEASES = frozenset[HeldLease]()
@@ -37,10 +45,13 @@ class DeferredFailed(Exception):
 class DeferredWork:
     """Work whose own failure can be told from the database's.
 
-    `on_done` is called, in any thread, when it is committed (with None), or given up (with the reason).
+    `on_done` is called, in any thread, when it is committed (with None), or given up (with the
+    reason).
     """
 
-    def __init__(self, work: Work[Any], on_done: Callable[[Exception | None], object] | None = None) -> None:
+    def __init__(
+        self, work: Work[Any], on_done: Callable[[Exception | None], object] | None = None
+    ) -> None:
         self._work, self._on_done = work, on_done
         self.leases: frozenset[HeldLease] = getattr(work, "leases", _NO_LEASES)
         self.since = time.monotonic()
@@ -68,7 +79,8 @@ class DeferredWork:
 
 
 def is_late(works: Sequence[DeferredWork], seconds: float) -> bool:
-    """Whether the oldest has been waiting for longer: the disk is slow, another process writes, or no thread had time.
+    """Whether the oldest has been waiting for longer: the disk is slow, another process writes, or
+    no thread had time.
 
     `works` may change meanwhile.
     """
@@ -83,7 +95,11 @@ def is_of_driver(error: Exception) -> bool:
 
 def is_refused(error: BaseException | None) -> bool:
     """Whether the database refuses a row itself, and would each time."""
-    return isinstance(error, Exception) and is_of_driver(error) and not _REFUSED.isdisjoint(_names(type(error)))
+    return (
+        isinstance(error, Exception)
+        and is_of_driver(error)
+        and not _REFUSED.isdisjoint(_names(type(error)))
+    )
 
 
 def _names(type_: type) -> list[str]:
@@ -94,7 +110,9 @@ T = TypeVar("T")
 
 
 class FinishedFuture(Future[T]):
-    """A future that is done when it is made: nobody waits for it, so it has none of the locks that waiting takes."""
+    """A future that is done when it is made: nobody waits for it, so it has none of the locks that
+    waiting takes.
+    """
 
     def __init__(self, value: T | None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error

@@ -1,12 +1,15 @@
-"""Fencing: what a process writes to a thread is written only while its leases on that thread are its own.
+"""Fencing: what a process writes to a thread is written only while its leases on that thread are
+its own.
 
-A process may be stopped for longer than its lease is good for, and another one take the thread over. When the first
-wakes, it does not know. So each transaction that writes to a thread asks, in the same transaction, for the leases that
-its process held when the work was handed in: an owner and an epoch, which grows each time that a lease changes hands.
-Where one is not there any more, nothing is written, and the run is told (`LeaseLostError`). On PostgreSQL the rows
-stay locked until the commit, so that nobody takes over between the question and the commit.
+A process may be stopped for longer than its lease is good for, and another one take the thread
+over. When the first wakes, it does not know. So each transaction that writes to a thread asks, in
+the same transaction, for the leases that its process held when the work was handed in: an owner and
+an epoch, which grows each time that a lease changes hands. Where one is not there any more, nothing
+is written, and the run is told (`LeaseLostError`). On PostgreSQL the rows stay locked until the
+commit, so that nobody takes over between the question and the commit.
 
-Who holds no lease on a thread (a graph that was given the bare checkpointer, an import) is not asked.
+Who holds no lease on a thread (a graph that was given the bare checkpointer, an import) is not
+asked.
 """
 
 from __future__ import annotations
@@ -45,7 +48,13 @@ _NONE = frozenset[HeldLease]()
 class ThreadWork(Generic[T]):
     """Work on a thread, with the leases under which it was handed in."""
 
-    def __init__(self, fence: Fence, thread_id: str, leases: frozenset[HeldLease], work: Callable[[WriteCursor], T]):
+    def __init__(
+        self,
+        fence: Fence,
+        thread_id: str,
+        leases: frozenset[HeldLease],
+        work: Callable[[WriteCursor], T],
+    ):
         self._fence, self._work = fence, work
         self.thread_id, self.leases = thread_id, leases
 
@@ -86,8 +95,9 @@ class Fence:
         self._stopped: dict[HeldLease, BaseException] = {}
         """Why nothing more is written under a lease."""
         self._lost: dict[str, dict[str, LeaseLostError]] = {}
-        """By thread and row of the lease: until the thread is taken again, nothing is written to it; nor then while
-        one of these is still held."""
+        """By thread and row of the lease: until the thread is taken again, nothing is written to
+        it; nor then while one of these is still held.
+        """
         self._lock = threading.Lock()
 
     @property
@@ -97,11 +107,17 @@ class Fence:
             return {lease: thread for thread, leases in self._held.items() for lease in leases}
 
     def lease_of_run(self, thread_id: str) -> HeldLease | None:
-        """The lease under which a graph of ours runs on a thread; None where none does, or another process took it."""
+        """The lease under which a graph of ours runs on a thread; None where none does, or another
+        process took it.
+        """
         return None if thread_id in self._lost else self._runs.get(thread_id)
 
-    def add(self, thread_id: str, lease: HeldLease, on_lost: Callable[[BaseException], object]) -> None:
-        """Hold a lease; `on_lost` is called, in any thread, when it turns out to be another's, or by `stop`."""
+    def add(
+        self, thread_id: str, lease: HeldLease, on_lost: Callable[[BaseException], object]
+    ) -> None:
+        """Hold a lease; `on_lost` is called, in any thread, when it turns out to be another's, or
+        by `stop`.
+        """
         with self._lock:
             self._held.setdefault(thread_id, {})[lease] = on_lost
             if lease.key == thread_id:
@@ -120,7 +136,9 @@ class Fence:
             if not held:
                 self._held.pop(thread_id, None)
 
-    def work_on(self, thread_id: str, work: Callable[[WriteCursor], T]) -> Callable[[WriteCursor], T]:
+    def work_on(
+        self, thread_id: str, work: Callable[[WriteCursor], T]
+    ) -> Callable[[WriteCursor], T]:
         """The same work, which is done only if the leases that are held now are still held then."""
         if thread_id not in self._held and thread_id not in self._lost:
             return work
@@ -138,9 +156,11 @@ class Fence:
                 raise lost_error(cursor, work.thread_id, lease)
 
     def stop(self, thread_id: str, lease: HeldLease, error: BaseException) -> None:
-        """Tell who holds a lease, or the log, that what was handed in under it could not be written.
+        """Tell who holds a lease, or the log, that what was handed in under it could not be
+        written.
 
-        Nor is anything else that was handed in under it: no record may go on from a step that is missing.
+        Nor is anything else that was handed in under it: no record may go on from a step that is
+        missing.
         """
         with self._lock:
             if lease in self._stopped:
@@ -153,7 +173,9 @@ class Fence:
             _log.error("A step of thread %s was not written: %s", thread_id, error, exc_info=error)
 
     def stopping(self, thread_id: str, lease: HeldLease) -> Callable[[Exception | None], None]:
-        """What is to be told of a write that goes with the next commit: if it fails, its run is stopped."""
+        """What is to be told of a write that goes with the next commit: if it fails, its run is
+        stopped.
+        """
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -186,7 +208,9 @@ class Fence:
 
 def lost_error(cursor: Cursor, thread_id: str, lease: HeldLease) -> LeaseLostError:
     """Who has a lease that was ours, in words."""
-    row = cursor.execute("SELECT process, expires_at FROM leases WHERE thread_id = ?", (lease.key,)).fetchone()
+    row = cursor.execute(
+        "SELECT process, expires_at FROM leases WHERE thread_id = ?", (lease.key,)
+    ).fetchone()
     lost = partial(LeaseLostError, thread_id=thread_id, key=lease.key, epoch=lease.epoch)
     if row is None:
         return lost(
@@ -196,11 +220,11 @@ def lost_error(cursor: Cursor, thread_id: str, lease: HeldLease) -> LeaseLostErr
         )
     has = "has it now" if float(row[1]) > 0 else "has finished with it since"
     return lost(
-        f"Thread {thread_id!r} was taken over by another process, because this one did not renew its lease in time "
-        f"(it was stopped, or could not reach the store). Process {readable(str(row[0]))} {has}. "
-        "What this process did after that is not recorded.",
-        f"The record is the other run's: `hrm-agent history {thread_id}`. To go another way from there: "
-        "`hrm-agent fork --help`.",
+        f"Thread {thread_id!r} was taken over by another process, because this one did not renew"
+        " its lease in time (it was stopped, or could not reach the store). Process"
+        f" {readable(str(row[0]))} {has}. What this process did after that is not recorded.",
+        f"The record is the other run's: `hrm-agent history {thread_id}`. To go another way from"
+        " there: `hrm-agent fork --help`.",
     )
 
 

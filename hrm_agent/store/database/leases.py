@@ -1,20 +1,24 @@
 """One run at a time on a thread: a lease in the store, kept alive by a heartbeat.
 
-A run that dies leaves its lease behind. Another process on the same machine sees that the owner is gone and takes over
-at once; where it cannot see that (another machine, another container), it has to wait until the lease has run out.
+A run that dies leaves its lease behind. Another process on the same machine sees that the owner is
+gone and takes over at once; where it cannot see that (another machine, another container), it has
+to wait until the lease has run out.
 
-No machine's wall clock decides when. On PostgreSQL the server's clock writes the time and is asked for it. A SQLite
-file is written on one machine at a time, whose processes share the kernel's monotonic clock: a row says beside the time
-how far the owner's wall clock stood from that one, and which boot of the kernel it belongs to. An owner of another boot
-is gone. A row without these is of an earlier version (or of a system without `/proc`) and judged by the wall clock. No
-lease is good for longer than `LEASE_SECONDS` from now: one that claims to be, by a clock that was ahead, is cut down to
-that when somebody asks for it; an owner that lives prolongs it again.
+No machine's wall clock decides when. On PostgreSQL the server's clock writes the time and is asked
+for it. A SQLite file is written on one machine at a time, whose processes share the kernel's
+monotonic clock: a row says beside the time how far the owner's wall clock stood from that one, and
+which boot of the kernel it belongs to. An owner of another boot is gone. A row without these is of
+an earlier version (or of a system without `/proc`) and judged by the wall clock. No lease is good
+for longer than `LEASE_SECONDS` from now: one that claims to be, by a clock that was ahead, is cut
+down to that when somebody asks for it; an owner that lives prolongs it again.
 
-Each take-over raises the lease's epoch, which every write of the owner asks for (`hrm_agent.store.database.fencing`). A lease
-that is given back keeps its row, with the time 0, so that whoever lost it can be told who has had it since; the row
-goes with its thread. An owner that was away is refused then too: there is no row of its, and no epoch comes twice.
+Each take-over raises the lease's epoch, which every write of the owner asks for
+(`hrm_agent.store.database.fencing`). A lease that is given back keeps its row, with the time 0, so
+that whoever lost it can be told who has had it since; the row goes with its thread. An owner that
+was away is refused then too: there is no row of its, and no epoch comes twice.
 
-Threads that are to be run next, whose leases are taken together (`hrm_agent.store.database.leases`).
+Threads that are to be run next, whose leases are taken together
+(`hrm_agent.store.database.leases`).
 """
 
 from __future__ import annotations
@@ -103,7 +107,10 @@ COMMAND = "worked on"
 
 _WITH_THREADS = ("trajectories", "checkpoints", "writes", "calls", "tool_calls")
 _TABLES = len(_WITH_THREADS)
-_ON_RECORD = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE thread_id = ?" for table in _WITH_THREADS) + " LIMIT 1"
+_ON_RECORD = (
+    " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE thread_id = ?" for table in _WITH_THREADS)
+    + " LIMIT 1"
+)
 
 
 class Lease:
@@ -113,7 +120,9 @@ class Lease:
         self.new = False
         """Nothing was on record of the thread when it was taken."""
         self.error: BaseException | None = None
-        """Why it is not held any more, or why what was written under it could not be; None while all is well."""
+        """Why it is not held any more, or why what was written under it could not be; None while
+        all is well.
+        """
         self._on_lost: Callable[[], object] = lambda: None
 
     def lose(self, error: BaseException) -> None:
@@ -126,9 +135,11 @@ class Lease:
 
     @asynccontextmanager
     async def stops_when_lost(self) -> AsyncGenerator[None]:
-        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in its place.
+        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in
+        its place.
 
-        Where something that was handed in to be written later could not be written, it raises the reason of that.
+        Where something that was handed in to be written later could not be written, it raises the
+        reason of that.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
@@ -183,9 +194,10 @@ class Leases:
     def hold(self, thread_id: str, doing: str = RUN, *, joins: bool = False) -> Generator[Lease]:
         """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does.
 
-        `doing`: what it is held for (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: who talks on a thread
-        holds one for as long as the conversation is open, and another while a turn of it is run. `joins`: what is
-        written of a run's steps goes with the next commit (`HeldThread.joins`).
+        `doing`: what it is held for (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: who
+        talks on a thread holds one for as long as the conversation is open, and another while a
+        turn of it is run. `joins`: what is written of a run's steps goes with the next commit
+        (`HeldThread.joins`).
         """
         key = _key(thread_id, doing)
         with self._lock:
@@ -198,7 +210,9 @@ class Leases:
             lease.new, held = acquired.new, HeldLease(key, acquired.epoch)
             self._fence.add(thread_id, held, lease.lose)
             if lease.new or joins:
-                self._database.held.begin(thread_id, acquired.generation, new=lease.new, joins=joins)
+                self._database.held.begin(
+                    thread_id, acquired.generation, new=lease.new, joins=joins
+                )
             self._beat()
             yield lease
         finally:
@@ -212,10 +226,11 @@ class Leases:
 
     @contextmanager
     def ahead(self, thread_ids: Sequence[str]) -> Generator[None]:
-        """Threads that are run inside the block, in about this order: their leases are taken many at a time.
+        """Threads that are run inside the block, in about this order: their leases are taken many
+        at a time.
 
-        Whoever holds one takes those of the next with it, in one transaction, as far as nothing is on record of them.
-        What nobody has used is given back at the end.
+        Whoever holds one takes those of the next with it, in one transaction, as far as nothing is
+        on record of them. What nobody has used is given back at the end.
         """
         coming = ComingThreads(thread_ids)
         with self._lock:
@@ -233,11 +248,18 @@ class Leases:
     def _take(self, key: str, thread_id: str, doing: str) -> AcquiredLease:
         others: list[str] = []
         with self._lock:
-            coming = next((each for each in self._coming if thread_id in each), None) if doing == RUN else None
+            coming = (
+                next((each for each in self._coming if thread_id in each), None)
+                if doing == RUN
+                else None
+            )
             if coming is not None:
                 coming.asked_for.discard(thread_id)
                 taken = self._ahead.pop(thread_id, None)
-                if taken is not None and time.monotonic() < max(taken.at, self._renewed_at) + LEASE_SECONDS:
+                if (
+                    taken is not None
+                    and time.monotonic() < max(taken.at, self._renewed_at) + LEASE_SECONDS
+                ):
                     return taken
                 others = coming.ask_for(thread_id)
         generation = self._database.held.generation
@@ -245,30 +267,44 @@ class Leases:
 
         def acquire(cursor: WriteCursor) -> tuple[tuple[int, bool] | RunError, dict[str, int]]:
             found = self._acquire(cursor, key, thread_id, doing)
-            return found, self._acquire_new(cursor, others) if others and not isinstance(found, RunError) else {}
+            return found, (
+                self._acquire_new(cursor, others)
+                if others and not isinstance(found, RunError)
+                else {}
+            )
 
         found, more = self._database.add(acquire)
         if isinstance(found, RunError):
             raise found
         epoch, new = found
         with self._lock:
-            expected = coming.asked_for if coming is not None and coming in self._coming else set[str]()
-            kept = more.keys() & expected - self._held  # meanwhile one may have been taken by itself
+            expected = (
+                coming.asked_for if coming is not None and coming in self._coming else set[str]()
+            )
+            # meanwhile one may have been taken by itself
+            kept = more.keys() & expected - self._held
             self._ahead |= {name: AcquiredLease(more[name], True, generation, now) for name in kept}
             unused, last = more.keys() - kept - self._held, max(more.values(), default=0)
         self._give_back(unused, last)
         return AcquiredLease(epoch, new, generation, now)
 
     def _give_back(self, thread_ids: Collection[str], epoch: int) -> None:
-        """Leases that nobody has used, up to `epoch`: of one that is taken again meanwhile it is higher."""
+        """Leases that nobody has used, up to `epoch`: of one that is taken again meanwhile it is
+        higher.
+        """
         query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ? AND epoch <= ?"
         rows = [(name, self._fence.owner, epoch) for name in thread_ids]
         if rows:
             self._database.defer(lambda cursor: cursor.executemany(query, rows))
 
     def take_from(self, owner: str) -> None:
-        """Give back, in its place, what an owner holds that is known to be dead; if it lives, it has lost it all."""
-        query = "UPDATE leases SET owner = ?, epoch = epoch + 1, expires_at = 0 WHERE owner = ? AND expires_at > 0"
+        """Give back, in its place, what an owner holds that is known to be dead; if it lives, it
+        has lost it all.
+        """
+        query = (
+            "UPDATE leases SET owner = ?, epoch = epoch + 1, expires_at = 0 WHERE owner = ? AND"
+            " expires_at > 0"
+        )
 
         def take(cursor: WriteCursor) -> None:
             self._database.end_writes_of(cursor, owner)
@@ -288,25 +324,41 @@ class Leases:
         now, at = _now(self._database)
         facts = self._fence.owner, _noted_process(self._database), *at, LEASE_SECONDS, self._epoch
         cursor.executemany(
-            f"INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, {now} + ?, ?) "
-            "ON CONFLICT (thread_id) DO NOTHING",
+            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?,"
+            f" {now} + ?, ?) ON CONFLICT (thread_id) DO NOTHING",
             [(name, *facts) for name in thread_ids if name not in known],
         )
-        query = f"SELECT thread_id FROM leases WHERE owner = ? AND epoch = ? AND thread_id IN {some}"
+        query = (
+            f"SELECT thread_id FROM leases WHERE owner = ? AND epoch = ? AND thread_id IN {some}"
+        )
         ours = cursor.execute(query, (self._fence.owner, self._epoch, *thread_ids)).fetchall()
         return {str(row[0]): self._epoch for row in ours}
 
-    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool] | RunError:
+    def _acquire(
+        self, cursor: Cursor, key: str, thread_id: str, doing: str
+    ) -> tuple[int, bool] | RunError:
         """The lease's epoch, and whether it is the first one of a run on a thread without records.
 
-        If another owner has it, an error that is returned, not raised, so that the transaction is committed.
+        If another owner has it, an error that is returned, not raised, so that the transaction is
+        committed.
         """
         owner = self._fence.owner
         now, at = _now(self._database)
-        query = f"SELECT owner, process, expires_at, expires_at - {now}, epoch FROM leases WHERE thread_id = ?"
+        query = (
+            f"SELECT owner, process, expires_at, expires_at - {now}, epoch FROM leases WHERE"
+            " thread_id = ?"
+        )
         row = cursor.execute(query, (*at, key)).fetchone() or (owner, "", 0.0, 0.0, 0)
-        had_by, process, expires_at, epoch_before = str(row[0]), str(row[1]), float(row[2]), int(row[4])
-        if had_by != owner and (left := _seconds_left(self._database, process, expires_at, float(row[3]))) > 0:
+        had_by, process, expires_at, epoch_before = (
+            str(row[0]),
+            str(row[1]),
+            float(row[2]),
+            int(row[4]),
+        )
+        if (
+            had_by != owner
+            and (left := _seconds_left(self._database, process, expires_at, float(row[3]))) > 0
+        ):
             if left > LEASE_SECONDS:
                 self._cut_down(cursor, key, had_by, epoch_before, expires_at)
             return _taken(thread_id, doing, f"process {readable(process)}")
@@ -314,25 +366,44 @@ class Leases:
             self._database.likely_heads.pop(thread_id, None)  # it may have gone on since we had it
         if had_by != owner and expires_at > 0:
             self._database.end_writes_of(cursor, had_by)
-        # Higher than any that we have had, also where the row was deleted since: what we lost is not had again by it.
+        # Higher than any that we have had, also where the row was deleted since: what we lost is
+        # not had again by it.
         epoch = max(epoch_before, self._epoch) + 1
-        # On a server another transaction may have taken it since it was looked at: only what was seen is taken over.
+        # On a server another transaction may have taken it since it was looked at: only what was
+        # seen is taken over.
         cursor.execute(
-            f"INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, {now} + ?, ?) "
-            "ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process = excluded.process, "
-            "expires_at = excluded.expires_at, epoch = excluded.epoch "
-            "WHERE leases.owner = ? AND leases.epoch = ? RETURNING epoch",
-            (key, owner, _noted_process(self._database), *at, LEASE_SECONDS, epoch, had_by, epoch_before),
+            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?,"
+            f" {now} + ?, ?) ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process"
+            " = excluded.process, expires_at = excluded.expires_at, epoch = excluded.epoch WHERE"
+            " leases.owner = ? AND leases.epoch = ? RETURNING epoch",
+            (
+                key,
+                owner,
+                _noted_process(self._database),
+                *at,
+                LEASE_SECONDS,
+                epoch,
+                had_by,
+                epoch_before,
+            ),
         )
         taken = cursor.fetchone()
         if taken is None:
             return _taken(thread_id, doing, "another process")
         self._epoch = max(epoch, self._epoch)
-        new = doing == RUN and not process and cursor.execute(_ON_RECORD, (thread_id,) * _TABLES).fetchone() is None
+        new = (
+            doing == RUN
+            and not process
+            and cursor.execute(_ON_RECORD, (thread_id,) * _TABLES).fetchone() is None
+        )
         return int(taken[0]), new
 
-    def _cut_down(self, cursor: Cursor, key: str, owner: str, epoch: int, expires_at: float) -> None:
-        """Shorten a lease that is good for longer than its length: a clock that was ahead has written it."""
+    def _cut_down(
+        self, cursor: Cursor, key: str, owner: str, epoch: int, expires_at: float
+    ) -> None:
+        """Shorten a lease that is good for longer than its length: a clock that was ahead has
+        written it.
+        """
         now, at = _now(self._database)
         cursor.execute(
             f"UPDATE leases SET expires_at = {now} + ? "
@@ -341,8 +412,16 @@ class Leases:
         )
 
     def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
-        """Give back what was held; with None, what may have been taken by a commit whose answer was lost."""
-        query, values = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?", (key, self._fence.owner)
+        """Give back what was held; with None, what may have been taken by a commit whose answer was
+        lost.
+        """
+        query, values = (
+            "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?",
+            (
+                key,
+                self._fence.owner,
+            ),
+        )
         if held is None:
             cursor.execute(query, values)
         else:
@@ -372,20 +451,28 @@ class Leases:
             for error in lost:
                 self._fence.lose(error)
             with self._lock:
-                self._ahead = {name: it for name, it in self._ahead.items() if HeldLease(name, it.epoch) in ours}
+                self._ahead = {
+                    name: it
+                    for name, it in self._ahead.items()
+                    if HeldLease(name, it.epoch) in ours
+                }
                 self._renewed_at = now
 
-    def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> tuple[list[LeaseLostError], set[HeldLease]]:
+    def _renew(
+        self, cursor: WriteCursor, held: dict[HeldLease, str]
+    ) -> tuple[list[LeaseLostError], set[HeldLease]]:
         """What is to be said of those that were lost, and those that are ours."""
         now, at = _now(self._database)
         cursor.execute(
-            f"UPDATE leases SET expires_at = {now} + ?, process = ? WHERE owner = ? AND expires_at > 0 "
-            "RETURNING thread_id, epoch",
+            f"UPDATE leases SET expires_at = {now} + ?, process = ? WHERE owner = ? AND expires_at"
+            " > 0 RETURNING thread_id, epoch",
             (*at, LEASE_SECONDS, _noted_process(self._database), self._fence.owner),
         )
         ours = {HeldLease(str(key), int(epoch)) for key, epoch in cursor.fetchall()}
         given_back = held.keys() - self._fence.held.keys()
-        return [lost_error(cursor, held[lease], lease) for lease in held.keys() - ours - given_back], ours
+        return [
+            lost_error(cursor, held[lease], lease) for lease in held.keys() - ours - given_back
+        ], ours
 
     def close(self) -> None:
         self._stop.set()
@@ -398,12 +485,16 @@ def _key(thread_id: str, doing: str) -> str:
 
 
 def _now(database: Database) -> tuple[str, tuple[float, ...]]:
-    """Current time by the clock of `expires_at` in SQL, with its values: the server's, else this machine's."""
+    """Current time by the clock of `expires_at` in SQL, with its values: the server's, else this
+    machine's.
+    """
     return (database.server_clock, ()) if database.server_clock else ("?", (time.time(),))
 
 
 def _seconds_left(database: Database, process: str, expires_at: float, by_wall: float) -> float:
-    """Seconds until a lease ends; 0 or less if it has ended. `by_wall`: the same by the clock of `_now`."""
+    """Seconds until a lease ends; 0 or less if it has ended. `by_wall`: the same by the clock of
+    `_now`.
+    """
     if expires_at <= 0 or _is_gone(process):
         return 0.0
     _, _, _, boot, _, ahead = _parts(process)
@@ -420,7 +511,10 @@ def _seconds_left(database: Database, process: str, expires_at: float, by_wall: 
 def leased(database: Database, cursor: Cursor) -> set[str]:
     """The threads that a live process, this one included, is running, talking on or working on."""
     now, at = _now(database)
-    query = f"SELECT thread_id, process, expires_at, expires_at - {now} FROM leases WHERE expires_at > 0"
+    query = (
+        f"SELECT thread_id, process, expires_at, expires_at - {now} FROM leases WHERE"
+        " expires_at > 0"
+    )
     found = cursor.execute(query, at).fetchall()
     keys = {
         str(key)
@@ -454,18 +548,24 @@ def _taken(thread_id: str, doing: str, by: str) -> RunError:
 
 
 def _this_process() -> str:
-    """Host, number, start, and what the number means something in: this boot of the kernel, this PID namespace."""
+    """Host, number, start, and what the number means something in: this boot of the kernel, this
+    PID namespace.
+    """
     return _named(os.getpid())
 
 
 def _noted_process(database: Database) -> str:
-    """This process as a row names it; in a file with the difference between wall clock and monotonic clock."""
+    """This process as a row names it; in a file with the difference between wall clock and
+    monotonic clock.
+    """
     process = _this_process()
     return process if database.server_clock else f"{process}/{time.time() - time.monotonic():.3f}"
 
 
 def _parts(process: str) -> list[str]:
-    """Host, number, start, boot, PID namespace and clock difference of a process; empty if not noted."""
+    """Host, number, start, boot, PID namespace and clock difference of a process; empty if not
+    noted.
+    """
     return [*process.split("/"), "", "", "", "", ""][:6]
 
 
@@ -480,8 +580,8 @@ os.register_at_fork(after_in_child=_named.cache_clear)
 def _is_gone(process: str) -> bool:
     """True if a process does not live any more, its number given to another included.
 
-    Numbers of processes are compared only within one boot of the kernel and one PID namespace: two containers may have
-    one host name. Of others nothing can be seen, and only time decides.
+    Numbers of processes are compared only within one boot of the kernel and one PID namespace: two
+    containers may have one host name. Of others nothing can be seen, and only time decides.
     """
     _, number, started, *place = _parts(process)[:5]
     if not number.isdecimal() or not started or tuple(place) != _processes_of() or "" in place:
@@ -490,7 +590,9 @@ def _is_gone(process: str) -> bool:
 
 
 def _processes_of() -> tuple[str, str]:
-    """The boot of the kernel, and the PID namespace; empty where it cannot be told what `/proc` shows."""
+    """The boot of the kernel, and the PID namespace; empty where it cannot be told what `/proc`
+    shows.
+    """
     boot = ""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -504,7 +606,12 @@ def _processes_of() -> tuple[str, str]:
 def _started(process: str) -> str:
     """When a process was started, as Linux counts it; empty if there is none."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{process}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -1,16 +1,19 @@
 """A store in PostgreSQL: for more than one machine, or for many writers at once.
 
-Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody turned it off). One
-connection writes for the whole process, and what waits is committed together (`Committer`); reads have connections of
-their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer. Where an answer is all but
-certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, that a row is new) the
-transaction asserts it instead of asking. Most transactions are thus one round trip; where an assertion fails, the
-transaction is rolled back and repeated with real questions (`hrm_agent.store.database.postgres_cursors`). That is an error in
-the server's log, so what can be known to have changed is asked about at once: whoever collects values, or takes over
-what another held, tells all that are connected (`NOTIFY`).
+Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody
+turned it off). One connection writes for the whole process, and what waits is committed together
+(`Committer`); reads have connections of their own (`Readers`). Statements go out in pipeline mode,
+without waiting for each answer. Where an answer is all but certain (the epoch, a lease, the newest
+checkpoint of a thread that this process writes, that a row is new) the transaction asserts it
+instead of asking. Most transactions are thus one round trip; where an assertion fails, the
+transaction is rolled back and repeated with real questions
+(`hrm_agent.store.database.postgres_cursors`). That is an error in the server's log, so what can be
+known to have changed is asked about at once: whoever collects values, or takes over what another
+held, tells all that are connected (`NOTIFY`).
 
-A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
-done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
+A server that restarts in the middle is waited for: each write is idempotent, so work whose commit
+was not confirmed is done again on a new connection. Blobs are collected under an advisory lock that
+every writer shares.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ try:
     from hrm_agent.store.database.tables import bring_forward, is_complete, stored_version
 except ImportError as error:
     raise StoreError(
-        "A PostgreSQL store needs psycopg, which is not installed.", f"Run `{to_install('postgres')}`."
+        "A PostgreSQL store needs psycopg, which is not installed.",
+        f"Run `{to_install('postgres')}`.",
     ) from error
 
 __all__ = ["PostgresDatabase"]
@@ -47,18 +51,21 @@ _log = logging.getLogger(__name__)
 _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
 _EPOCH = "SELECT value, ARRAY[]::text[] FROM meta WHERE key = 'epoch'"
 _STATE = (
-    "SELECT (SELECT value FROM meta WHERE key = 'epoch'), ARRAY(SELECT epoch || ' ' || thread_id FROM leases "
-    "WHERE owner = %s AND thread_id = ANY(%s) FOR SHARE)"
+    "SELECT (SELECT value FROM meta WHERE key = 'epoch'), ARRAY(SELECT epoch || ' ' || thread_id"
+    " FROM leases WHERE owner = %s AND thread_id = ANY(%s) FOR SHARE)"
 )
-"""What a transaction begins with: the epoch of values, and which of the leases that it needs are ours. Nobody takes
-those over until it ends."""
+"""What a transaction begins with: the epoch of values, and which of the leases that it needs are
+ours. Nobody takes those over until it ends.
+"""
 _SAME_EPOCH = "SELECT 1 / count(*) FROM meta WHERE key = 'epoch' AND value = %s"
 _SAME_STATE = (
-    "WITH ours AS (SELECT 1 FROM leases WHERE owner = %s AND (thread_id, epoch) IN "
-    "(SELECT * FROM unnest(%s::text[], %s::bigint[])) FOR SHARE OF leases) "
-    "SELECT 1 / coalesce((SELECT count(*) FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
+    "WITH ours AS (SELECT 1 FROM leases WHERE owner = %s AND (thread_id, epoch) IN (SELECT * FROM"
+    " unnest(%s::text[], %s::bigint[])) FOR SHARE OF leases) SELECT 1 / coalesce((SELECT count(*)"
+    " FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
 )
-"""Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any more."""
+"""Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any
+more.
+"""
 _CHANGED = "hrm_agent_changed"
 """Channel of notifications that another process changed rows which this one may rely on."""
 _WRITER = "hrm-agent "
@@ -81,7 +88,9 @@ class PostgresDatabase(PostgresReading):
 
     def _connect_writer(self) -> psycopg.Connection[Any]:
         connection = self._connect()
-        connection.execute("SELECT set_config('application_name', %s, false)", (_WRITER + self.fence.owner,))
+        connection.execute(
+            "SELECT set_config('application_name', %s, false)", (_WRITER + self.fence.owner,)
+        )
         connection.execute(f"LISTEN {_CHANGED}".encode())
         connection.add_notify_handler(lambda _: self._ask_next())
         return connection
@@ -103,7 +112,9 @@ class PostgresDatabase(PostgresReading):
         return bool(self.epoch) and not notified
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:
-        """Notify all, and end the owner's session if it was stopped in a transaction, which holds locks."""
+        """Notify all, and end the owner's session if it was stopped in a transaction, which holds
+        locks.
+        """
         cursor.execute(f"NOTIFY {_CHANGED}")
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? "
@@ -112,10 +123,11 @@ class PostgresDatabase(PostgresReading):
         )
 
     def _prepare(self, create: bool) -> None:
-        """Make the tables in a new database; refuse one of another version. Two processes may do so at once.
+        """Make the tables in a new database; refuse one of another version. Two processes may do so
+        at once.
 
-        Where nothing is to be made, no lock is asked for: a process that was stopped in a transaction holds it shared,
-        and behind one that waits for it alone all writers would wait.
+        Where nothing is to be made, no lock is asked for: a process that was stopped in a
+        transaction holds it shared, and behind one that waits for it alone all writers would wait.
         """
         try:
             with self._writer.transaction(), self._writer.cursor() as cursor:
@@ -124,7 +136,9 @@ class PostgresDatabase(PostgresReading):
                     version > STORE_VERSION or (version == STORE_VERSION and is_complete(cursor))
                 )
             if version is None and not create:
-                raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
+                raise StoreError(
+                    f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one."
+                )
             if version is None or not is_ready:
                 with self._writer.transaction(), self._writer.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
@@ -154,21 +168,29 @@ class PostgresDatabase(PostgresReading):
                     return self._attempt(works, needed, assuming=True)
                 except LOST:
                     raise
-                except Exception:  # an expected answer was wrong, or the work itself fails and will fail again
-                    _log.debug("A transaction is done again with the server's answers.", exc_info=True)
+                # an expected answer was wrong, or the work itself fails and will fail again
+                except Exception:
+                    _log.debug(
+                        "A transaction is done again with the server's answers.", exc_info=True
+                    )
             return self._attempt(works, needed, assuming=False)
 
         return self.patiently(transaction)
 
-    def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool) -> list[Any]:
-        """One transaction. `assuming`: go on with expected answers, which the server compares; else wait for each."""
+    def _attempt(
+        self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool
+    ) -> list[Any]:
+        """One transaction. `assuming`: go on with expected answers, which the server compares; else
+        wait for each.
+        """
 
         def work_all(cursor: psycopg.Cursor[Any]) -> list[Any]:
             self.transaction += 1
             self.heads = {}
             cursor.execute("BEGIN")
             cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
-            # A statement of its own: it sees what was committed before the lock was had, not before it was asked for.
+            # A statement of its own: it sees what was committed before the lock was had, not before
+            # it was asked for.
             self._ask_state(cursor, needed, assuming=assuming)
             results = [work(PostgresCursor(cursor, assuming=assuming)) for work in works]
             cursor.execute("COMMIT")
@@ -181,7 +203,8 @@ class PostgresDatabase(PostgresReading):
             with suppress(psycopg.Error):
                 self._writer.rollback()
             self._broken = isinstance(error, LOST) or self._writer.closed
-            # Ignore results of a closed connection: psycopg may take earlier answers for later ones.
+            # Ignore results of a closed connection: psycopg may take earlier answers for later
+            # ones.
             if self._writer.closed and isinstance(error, Exception) and not isinstance(error, LOST):
                 raise psycopg.OperationalError(str(error)) from error
             raise
@@ -189,7 +212,9 @@ class PostgresDatabase(PostgresReading):
             remember(self.likely_heads, thread_id, head)
         return results
 
-    def _ask_state(self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool) -> None:
+    def _ask_state(
+        self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool
+    ) -> None:
         """The epoch of values, and which of the leases that are needed are ours."""
         owner, keys = self.fence.owner, [lease.key for lease in needed]
         if assuming:
@@ -212,8 +237,8 @@ class PostgresDatabase(PostgresReading):
         return self._in_pipeline(lambda cursor: [work(PostgresCursor(cursor)) for work in works])
 
     def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
-        """Raises the error of `work`, not that of an earlier statement, which comes when the pipeline ends and which
-        psycopg would print; that one only if the connection is lost.
+        """Raises the error of `work`, not that of an earlier statement, which comes when the
+        pipeline ends and which psycopg would print; that one only if the connection is lost.
         """
         failed: Exception | None = None
         try:
@@ -242,7 +267,9 @@ class PostgresDatabase(PostgresReading):
             self.heads = {}
 
     def doubt_all(self) -> None:
-        """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
+        """Where one connection was lost, all may be: who reads next connects, who writes next asks
+        first.
+        """
         self._doubted = True
         self.readers.forget()
 

@@ -1,9 +1,10 @@
 """Cursors of PostgreSQL that are asked as SQLite's are, in transactions of one round trip.
 
-Each answer that a transaction waits for is a round trip to the server. Most are known beforehand: a row is new, the
-newest checkpoint of a thread is the one that this process wrote last. So the client goes on with the expected answer
-and sends the query as an assertion, which aborts the transaction on the server where the answer differs
-(`hrm_agent.store.database.cursors.answered`). The client waits for the commit only.
+Each answer that a transaction waits for is a round trip to the server. Most are known beforehand: a
+row is new, the newest checkpoint of a thread is the one that this process wrote last. So the client
+goes on with the expected answer and sends the query as an assertion, which aborts the transaction
+on the server where the answer differs (`hrm_agent.store.database.cursors.answered`). The client
+waits for the commit only.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ def _translated(query: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _asserting(query: str) -> Any:
-    """Assertion that a query of one row and column finds the value of the last parameter: else division by zero."""
+    """Assertion that a query of one row and column finds the value of the last parameter: else
+    division by zero.
+    """
     return _translated(
-        f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT DISTINCT FROM ?"
+        f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT"
+        " DISTINCT FROM ?"
     )
 
 
@@ -89,5 +93,8 @@ def sum_of(cursor: psycopg.Cursor[Any]) -> tuple[int, int]:
     if result is None:
         return 0, 0
     columns = range(result.nfields)
-    rows = (tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples))
+    rows = (
+        tuple([result.get_value(row, column) for column in columns])
+        for row in range(result.ntuples)
+    )
     return result.ntuples, sum(map(hash, rows))

@@ -1,7 +1,8 @@
-"""Reading a PostgreSQL store: transactions that see one moment, and a server that is away for a while.
+"""Reading a PostgreSQL store: transactions that see one moment, and a server that is away for a
+while.
 
-A store that is opened for reading only has no connection that writes, and its server refuses what would
-(`default_transaction_read_only`).
+A store that is opened for reading only has no connection that writes, and its server refuses what
+would (`default_transaction_read_only`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.leases import LEASE_SECONDS
 from hrm_agent.store.database.read_only import ReadOnlyDatabase, made_earlier
-from hrm_agent.store.database.tables import FIRST_FORWARD, STORE_VERSION, table_names, temporary_tables
+from hrm_agent.store.database.tables import (
+    FIRST_FORWARD,
+    STORE_VERSION,
+    table_names,
+    temporary_tables,
+)
 
 try:
     import psycopg
@@ -30,7 +36,8 @@ try:
     from hrm_agent.store.database.tables import POSTGRES_TYPES, missing_tables, stored_version
 except ImportError as error:
     raise StoreError(
-        "A PostgreSQL store needs psycopg, which is not installed.", f"Run `{to_install('postgres')}`."
+        "A PostgreSQL store needs psycopg, which is not installed.",
+        f"Run `{to_install('postgres')}`.",
     ) from error
 
 __all__ = ["LOST", "PostgresReading", "ReadOnlyPostgres"]
@@ -46,7 +53,9 @@ _ANSWER_SECONDS = 10.0
 _BRIEFLY_SECONDS = 2.0
 """The same after the server was waited for in vain."""
 _SILENT_SECONDS = LEASE_SECONDS / 3
-"""Silence after which a new connection checks that the server is there. A statement may take longer."""
+"""Silence after which a new connection checks that the server is there. A statement may take
+longer.
+"""
 _WAYS: dict[str, int] = {
     "keepalives": 1,
     "keepalives_idle": max(round(LEASE_SECONDS / 3), 1),
@@ -64,8 +73,9 @@ LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 class WatchedConnection(psycopg.Connection[Any]):
     """A connection that does not wait for ever for a server that is silently gone.
 
-    The kernel gives up a connection on which nothing is acknowledged. If something in between still acknowledges (a
-    proxy, a host with stopped processes), only a new connection tells a lost server from a slow statement.
+    The kernel gives up a connection on which nothing is acknowledged. If something in between still
+    acknowledges (a proxy, a host with stopped processes), only a new connection tells a lost server
+    from a slow statement.
     """
 
     is_there: Callable[[], bool] = staticmethod(lambda: True)
@@ -139,17 +149,22 @@ class PostgresReading(Database):
     def _refuse_newer(self, version: int) -> None:
         if version > STORE_VERSION:
             raise StoreVersionError(
-                f"The store {self.url} has schema version {version}; versions up to {STORE_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
+                f"The store {self.url} has schema version {version}; versions up to {STORE_VERSION}"
+                " are known here.",
+                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name"
+                " another store.",
             )
 
     def patiently(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
+        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a
+        minute.
 
-        Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
-        its store has much to close.
+        Whoever still asks after that minute finds out at once whether the server is back: a run
+        that ends for want of its store has much to close.
         """
-        deadline = self._patient_until = time.monotonic() + (0 if self._given_up else self._patience_seconds)
+        deadline = self._patient_until = time.monotonic() + (
+            0 if self._given_up else self._patience_seconds
+        )
         while True:
             try:
                 result = attempt()
@@ -194,7 +209,10 @@ class PostgresReading(Database):
             moment.end()
 
     def size(self) -> int:
-        query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
+        query = (
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r'"
+            " AND relname IN "
+        )
         names = table_names()
         with self.read() as cursor:
             found = cursor.execute(f"{query} ({', '.join('?' * len(names))})", names).fetchone()
@@ -205,8 +223,8 @@ class PostgresReading(Database):
 
     def _gone(self, error: Exception) -> StoreError:
         return StoreError(
-            f"The server of {self.url} has been unreachable for over {self._patience_seconds:.0f} seconds: "
-            f"{_words(error)}.",
+            f"The server of {self.url} has been unreachable for over {self._patience_seconds:.0f}"
+            f" seconds: {_words(error)}.",
             "What was committed is intact: start the server, then `hrm-agent resume` the run.",
         )
 
@@ -225,8 +243,9 @@ class PostgresReading(Database):
 class _Moment:
     """A snapshot transaction on a connection of its own, which begins with the first statement.
 
-    If the connection is lost later, it starts again on another one: all statements are repeated, and their answers have
-    to be equal. Then the reader cannot tell the new snapshot from the old one.
+    If the connection is lost later, it starts again on another one: all statements are repeated,
+    and their answers have to be equal. Then the reader cannot tell the new snapshot from the old
+    one.
     """
 
     def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
@@ -261,8 +280,8 @@ class _Moment:
             for asked, given, answer in self._asked:
                 if sum_of(connection.cursor().execute(asked, given)) != answer:
                     raise StoreError(
-                        f"The connection to {self._database.url} was lost in the middle of a read, and what had been "
-                        "read by then was written to since.",
+                        f"The connection to {self._database.url} was lost in the middle of a read,"
+                        " and what had been read by then was written to since.",
                         "Read it again.",
                     )
             cursor = connection.cursor().execute(query, values)
@@ -288,7 +307,9 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
         super().__init__(url)
         self._within = threading.local()
         self._missing = list[str]()
-        """Statements that make temporary tables for those that an earlier version's store lacks, on each connection."""
+        """Statements that make temporary tables for those that an earlier version's store lacks, on
+        each connection.
+        """
         try:
             with self._connect() as connection:
                 version = stored_version(connection.cursor())
@@ -327,8 +348,12 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
         self.readers.forget()
 
     def change_mark(self) -> Hashable:
-        """The server's transactions: it changes with every commit, also one to another database of the server."""
-        return self.read_once(lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone())
+        """The server's transactions: it changes with every commit, also one to another database of
+        the server.
+        """
+        return self.read_once(
+            lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone()
+        )
 
     @contextmanager
     def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
@@ -370,6 +395,10 @@ def _without_password(url: str) -> str:
         raise StoreError(
             f"The URL of the store is not a PostgreSQL URL: {why}.", "postgresql://USER@HOST/NAME"
         ) from None
-    place = f"{named.get('host') or 'localhost'}:{named['port']}" if named.get("port") else str(named.get("host") or "")
+    place = (
+        f"{named.get('host') or 'localhost'}:{named['port']}"
+        if named.get("port")
+        else str(named.get("host") or "")
+    )
     user = f"{named['user']}@" if named.get("user") else ""
     return f"postgresql://{user}{place}/{named.get('dbname') or ''}"

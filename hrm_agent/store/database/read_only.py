@@ -24,13 +24,17 @@ class ReadOnlyDatabase(Database):
 
     @abstractmethod
     def change_mark(self) -> Hashable:
-        """Another value whenever something was committed since; it may also differ where nothing was."""
+        """Another value whenever something was committed since; it may also differ where nothing
+        was.
+        """
 
     def is_gone(self) -> bool:
         """Whether what was opened is not what stands in its place now: it is to be opened again."""
         return False
 
-    def submit(self, work: Work[T], thread_id: str | None = None, *, waits: bool = False) -> Future[T]:
+    def submit(
+        self, work: Work[T], thread_id: str | None = None, *, waits: bool = False
+    ) -> Future[T]:
         raise self._refused()
 
     def defer(
@@ -59,13 +63,16 @@ class ReadOnlyDatabase(Database):
 
     def _refused(self) -> StoreError:
         return StoreError(
-            f"The store {self.url} was opened for reading only.", "Open it without read_only=True to write to it."
+            f"The store {self.url} was opened for reading only.",
+            "Open it without read_only=True to write to it.",
         )
 
 
 def made_earlier(name: object) -> StoreVersionError:
     """The error for a store that lacks tables of this version and allows no temporary ones."""
     return StoreVersionError(
-        f"The store {name} was made by an earlier version of this program, and was opened for reading only.",
-        f"Nothing was changed. Allow temporary tables, or bring it forward: `hrm-agent store vacuum {name}`.",
+        f"The store {name} was made by an earlier version of this program, and was opened for"
+        " reading only.",
+        "Nothing was changed. Allow temporary tables, or bring it forward: `hrm-agent store vacuum"
+        f" {name}`.",
     )

@@ -1,9 +1,9 @@
 """The connections on which a PostgreSQL store reads.
 
-Whoever reads takes one that is idle, or connects in its own thread. So a server that is away refuses the reader at
-once, and the store decides how long to retry, as with its writer. A pool that connects in a thread of its
-own, at times of its own choosing, lets the asker wait for a whole time-out to learn that, and for the rest of a pause
-that has grown when the server is back.
+Whoever reads takes one that is idle, or connects in its own thread. So a server that is away
+refuses the reader at once, and the store decides how long to retry, as with its writer. A pool that
+connects in a thread of its own, at times of its own choosing, lets the asker wait for a whole
+time-out to learn that, and for the rest of a pause that has grown when the server is back.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ class Readers:
         self._closed = False
 
     def take(self) -> Connection:
-        """A connection that nobody else has, until `give`. Raises what connecting raises, or `StoreError`."""
+        """A connection that nobody else has, until `give`. Raises what connecting raises, or
+        `StoreError`.
+        """
         if not self._places.acquire(timeout=self._seconds):
             raise StoreError(
-                f"All {self._most} connections for reading have been taken for {self._seconds:.0f} seconds.",
+                f"All {self._most} connections for reading have been taken for {self._seconds:.0f}"
+                " seconds.",
                 "Read in fewer threads at a time, and finish each iteration over the store.",
             )
         try:
@@ -53,7 +56,10 @@ class Readers:
     def give(self, connection: Connection) -> None:
         """Take back. What is lost, or in the middle of something, is closed."""
         with self._lock:
-            usable = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and not self._closed
+            usable = (
+                connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+                and not self._closed
+            )
             if usable:
                 self._idle.append(connection)
         if not usable:

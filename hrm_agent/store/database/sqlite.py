@@ -2,14 +2,16 @@
 
 In WAL, by level (`sqlite:///runs/x.db?level=power`):
 
-* `process`, the default (`synchronous=NORMAL`): every commit survives the death of the process at any moment. After a
-  power failure the newest commits can be missing, never half of one: what was lost is run again on resume. A commit
-  takes some 30 microseconds, less than handing it to another thread would, so it is done where it is asked for.
-* `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one thread commits for
-  all (`Committer`).
+* `process`, the default (`synchronous=NORMAL`): every commit survives the death of the process at
+  any moment. After a power failure the newest commits can be missing, never half of one: what was
+  lost is run again on resume. A commit takes some 30 microseconds, less than handing it to another
+  thread would, so it is done where it is asked for.
+* `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one
+  thread commits for all (`Committer`).
 
-A transaction takes the write lock when it begins. One that only asked for it at its first write could be refused by a
-writer in between, whatever the time-out: the "database is locked" that other programs report.
+A transaction takes the write lock when it begins. One that only asked for it at its first write
+could be refused by a writer in between, whatever the time-out: the "database is locked" that other
+programs report.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ from hrm_agent.store.database.sqlite_file import (
     version_in,
 )
 from hrm_agent.store.database.sqlite_read_only import no_store_at
-from hrm_agent.store.database.tables import LATER_COLUMNS, STORE_VERSION, note_brought_forward, schema
+from hrm_agent.store.database.tables import (
+    LATER_COLUMNS,
+    STORE_VERSION,
+    note_brought_forward,
+    schema,
+)
 
 __all__ = ["SqliteDatabase"]
 
@@ -54,7 +61,9 @@ class SqliteDatabase(SqliteFile):
 
     def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
         if level not in _LEVELS:
-            raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
+            raise ConfigError(
+                f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}."
+            )
         if not create and not path.exists():
             raise no_store_at(path)
         super().__init__(path, "" if level == "process" else f"level={level}")
@@ -82,7 +91,11 @@ class SqliteDatabase(SqliteFile):
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self._file, check_same_thread=False, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=256
+            self._file,
+            check_same_thread=False,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            cached_statements=256,
         )
         _into_wal(connection)
         connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
@@ -90,17 +103,22 @@ class SqliteDatabase(SqliteFile):
         return connection
 
     def _prepare(self) -> None:
-        """Make the tables in a new file, and what this version has gained since an older file was made."""
+        """Make the tables in a new file, and what this version has gained since an older file was
+        made.
+        """
         writer, version = self._writer, version_in(self._writer)
         if version == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
             return
         with self._transaction() as cursor:
-            self._refuse_newer(version_in(cursor))  # another process may have brought it forward meanwhile
+            # another process may have brought it forward meanwhile
+            self._refuse_newer(version_in(cursor))
             for statement in schema(**SQLITE_TYPES):
                 cursor.execute(statement)
             for table, column, type_ in LATER_COLUMNS:
                 if column not in columns_of(cursor, table):
-                    cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**SQLITE_TYPES)}")
+                    cursor.execute(
+                        f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**SQLITE_TYPES)}"
+                    )
             cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
         note_brought_forward(self.url, version)
 
@@ -143,13 +161,15 @@ class SqliteDatabase(SqliteFile):
         try:
             with self._part_of_whole() if self._whole else self._transaction() as cursor:
                 self.transaction += 1
-                version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
+                # another connection's commits change it
+                version = cursor.execute("PRAGMA data_version").fetchone()[0]
                 if version != self._data_version:
                     self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
                     self.fence.valid = set()
                 if len(self.fence.valid) > _REMEMBERED:
                     self.fence.valid = set()
-                if unknown := leases_of(works) - self.fence.valid:  # others take over by a commit, which is noticed
+                # others take over by a commit, which is noticed
+                if unknown := leases_of(works) - self.fence.valid:
                     self.fence.valid |= read_leases(cursor, self.fence.owner, unknown)
                 return [work(cursor) for work in works]
         except BaseException:  # a commit that failed included: nothing of it is remembered
@@ -179,7 +199,9 @@ class SqliteDatabase(SqliteFile):
             self._shed_log()
 
     def _shed_log(self) -> None:
-        """Remove deleted text from the log, too; while another process has it open, that has to wait."""
+        """Remove deleted text from the log, too; while another process has it open, that has to
+        wait.
+        """
         with self._writing, self._reading, suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout=0")
             try:
@@ -211,7 +233,8 @@ class SqliteDatabase(SqliteFile):
                 raise self.store_error(error) from error
 
     def empty_log(self) -> None:
-        """Put all that is committed into the file itself, so that it can be taken away without the log beside it.
+        """Put all that is committed into the file itself, so that it can be taken away without the
+        log beside it.
 
         Closing does so too, and is silent where it cannot.
         """
@@ -228,14 +251,17 @@ class SqliteDatabase(SqliteFile):
             self._committer.close()
         with self._writing, self._reading:
             self._reader.close()
-            # The last connection puts the log into the file by itself, unless somebody reads at that moment.
+            # The last connection puts the log into the file by itself, unless somebody reads at
+            # that moment.
             with suppress(sqlite3.Error):
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._writer.close()
 
 
 def _into_wal(connection: sqlite3.Connection) -> None:
-    """The change of mode does not wait for other processes that open the file, as everything else does."""
+    """The change of mode does not wait for other processes that open the file, as everything else
+    does.
+    """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -248,8 +274,11 @@ def _into_wal(connection: sqlite3.Connection) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """A file that only its owner reads, whatever the umask. SQLite gives the files that it makes beside it its mode."""
+    """A file that only its owner reads, whatever the umask. SQLite gives the files that it makes
+    beside it its mode.
+    """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     for suffix in ("", "-wal", "-shm"):
-        with suppress(FileNotFoundError, PermissionError):  # somebody else's file, which we were let into
+        # somebody else's file, which we were let into
+        with suppress(FileNotFoundError, PermissionError):
             Path(f"{path}{suffix}").chmod(0o600)

@@ -1,6 +1,7 @@
 """What is asked of a store's SQLite file, whether it is opened for writing or for reading alone.
 
-A file that is not ours, or of another version, is refused before anything that may write to it is done.
+A file that is not ours, or of another version, is refused before anything that may write to it is
+done.
 """
 
 from __future__ import annotations
@@ -53,27 +54,40 @@ class SqliteFile(Database):
         self.url = sqlite_url(path, options)
 
     def _refuse_foreign(self, connection: sqlite3.Connection, *, create: bool) -> int:
-        """Refuse a file that is not ours, or of a version that is not brought forward; returns its version."""
+        """Refuse a file that is not ours, or of a version that is not brought forward; returns its
+        version.
+        """
         version, tables = version_in(connection), _names(connection, "table")
         self._refuse_newer(version)
         if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:
             raise StoreVersionError(
-                f"The store {self._file} has schema version {version}; this program writes version {STORE_VERSION}.",
-                f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into a new one.",
+                f"The store {self._file} has schema version {version}; this program writes version"
+                f" {STORE_VERSION}.",
+                f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into"
+                " a new one.",
             )
         if FIRST_TABLE not in tables and (tables or not create):
-            what = "an SQLite file of another program" if tables else "an empty file, in which nothing was ever stored"
+            what = (
+                "an SQLite file of another program"
+                if tables
+                else "an empty file, in which nothing was ever stored"
+            )
             hint = "Name a store or a run folder."
             if "checkpoints" in tables:
-                hint = f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a SqliteSaver."
+                hint = (
+                    f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a"
+                    " SqliteSaver."
+                )
             raise StoreError(f"{self._file} is not a run store: {what}.", hint)
         return version
 
     def _refuse_newer(self, version: int) -> None:
         if version > STORE_VERSION:
             raise StoreVersionError(
-                f"The store {self._file} has schema version {version}; versions up to {STORE_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
+                f"The store {self._file} has schema version {version}; versions up to"
+                f" {STORE_VERSION} are known here.",
+                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name"
+                " another store.",
             )
 
     def size(self) -> int:
@@ -100,19 +114,24 @@ class SqliteFile(Database):
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT:
             return StoreDamagedError(
                 f"The file {self._file} is damaged: {text}.",
-                "`hrm-agent store verify` lists what cannot be read. Take a copy from before, or save what can be read "
-                "with SQLite's own `.recover`.",
+                "`hrm-agent store verify` lists what cannot be read. Take a copy from before, or"
+                " save what can be read with SQLite's own `.recover`.",
             )
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
-            return StoreError(f"{self._file} is not a run store: {text}.", "Name a store or a run folder.")
+            return StoreError(
+                f"{self._file} is not a run store: {text}.", "Name a store or a run folder."
+            )
         return StoreError(
-            f"The store {self._file} cannot be used: {text}.", "Check that the folder exists and is writable."
+            f"The store {self._file} cannot be used: {text}.",
+            "Check that the folder exists and is writable.",
         )
 
 
 def sqlite_url(path: Path, options: str = "") -> str:
     """What a URL gives a meaning to is written `%3F` and `%25`."""
-    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}" + (f"?{options}" if options else "")
+    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}" + (
+        f"?{options}" if options else ""
+    )
 
 
 def version_in(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
@@ -143,4 +162,7 @@ def columns_of(connection: sqlite3.Connection | sqlite3.Cursor, table: str) -> s
 
 
 def _names(connection: sqlite3.Connection, kind: str) -> set[str]:
-    return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = ?", (kind,))}
+    return {
+        str(name)
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = ?", (kind,))
+    }

@@ -1,20 +1,22 @@
 """A SQLite store opened read-only: readers make no files beside it and do not block writers.
 
-SQLite's own read-only mode keeps neither promise. A connection to a file in WAL makes `-wal` and `-shm` beside it and
-cannot remove them; while it is open, a writer that closes cannot empty its log into the file, and a copy of the file
-alone lacks what is in there. So:
+SQLite's own read-only mode keeps neither promise. A connection to a file in WAL makes `-wal` and
+`-shm` beside it and cannot remove them; while it is open, a writer that closes cannot empty its log
+into the file, and a copy of the file alone lacks what is in there. So:
 
-* Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A read inside a read of
-  the same thread shares its connection and snapshot, so several reads belong inside one `read()`. A command that ends
-  soon keeps a connection for each of its threads instead (`keeps_connections`).
-* If the log is missing or empty, the file is opened as immutable, without locks and without files beside it. A writer
-  that begins meanwhile writes to a new log, which this reader does not read. If the log is copied into the file during
-  the read, the result may be a mixture, and `StoreError` is raised.
-* If the log has rows, the files exist already, of a running writer or a killed one. The file is opened with `mode=ro`;
-  the first connection after a crash rebuilds the log's index, in `-shm`.
+* Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A
+  read inside a read of the same thread shares its connection and snapshot, so several reads belong
+  inside one `read()`. A command that ends soon keeps a connection for each of its threads instead
+  (`keeps_connections`).
+* If the log is missing or empty, the file is opened as immutable, without locks and without files
+  beside it. A writer that begins meanwhile writes to a new log, which this reader does not read. If
+  the log is copied into the file during the read, the result may be a mixture, and `StoreError` is
+  raised.
+* If the log has rows, the files exist already, of a running writer or a killed one. The file is
+  opened with `mode=ro`; the first connection after a crash rebuilds the log's index, in `-shm`.
 
-A store of an earlier version is read unchanged. Tables that it lacks count as empty: each connection has temporary ones
-in memory in their place.
+A store of an earlier version is read unchanged. Tables that it lacks count as empty: each
+connection has temporary ones in memory in their place.
 """
 
 from __future__ import annotations
@@ -94,7 +96,11 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             with self._in_words(), self._opened(before if immutable else ()) as connection:
                 yield connection
         except StoreError as error:
-            if immutable and isinstance(error.__cause__, sqlite3.Error) and _stamp(self._file) != before:
+            if (
+                immutable
+                and isinstance(error.__cause__, sqlite3.Error)
+                and _stamp(self._file) != before
+            ):
                 raise self._changed() from error
             raise
         if immutable and _stamp(self._file) != before:
@@ -109,7 +115,9 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             kept[1].close()
             kept = None
         connection = kept[1] if kept is not None else self._connect(immutable=bool(stamp))
-        keeps = self.keeps_connections and (not stamp or time.time_ns() - stamp[3] > _SETTLED_SECONDS * 1e9)
+        keeps = self.keeps_connections and (
+            not stamp or time.time_ns() - stamp[3] > _SETTLED_SECONDS * 1e9
+        )
         try:
             yield connection
         except BaseException:
@@ -129,7 +137,8 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             for statement in self._missing:
                 connection.execute(statement)
         connection.execute("PRAGMA query_only=1")
-        connection.execute("PRAGMA trusted_schema=0")  # views and triggers of a foreign file call nothing
+        # views and triggers of a foreign file call nothing
+        connection.execute("PRAGMA trusted_schema=0")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
         return connection
 
@@ -143,12 +152,19 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
     def _refuse_gone(self) -> None:
         found = _stamp(self._file)[:2]
         if not found:
-            raise StoreError(f"The store {self._file} is not there any more.", "It was moved or deleted.")
+            raise StoreError(
+                f"The store {self._file} is not there any more.", "It was moved or deleted."
+            )
         if found != self._identity:
-            raise StoreError(f"The store {self._file} was replaced by another file.", "Open it again: open_store.")
+            raise StoreError(
+                f"The store {self._file} was replaced by another file.",
+                "Open it again: open_store.",
+            )
 
     def _changed(self) -> StoreError:
-        return StoreError(f"The store {self._file} was written to while it was being read.", "Read it again.")
+        return StoreError(
+            f"The store {self._file} was written to while it was being read.", "Read it again."
+        )
 
     def _close(self) -> None:
         for connection in self._kept:
@@ -156,7 +172,9 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
 
 
 def change_mark_of(path: Path) -> Hashable:
-    """Differs whenever a writer has committed to the file, without opening it. One commit may change it twice."""
+    """Differs whenever a writer has committed to the file, without opening it. One commit may
+    change it twice.
+    """
     stamps = [_stamp(Path(f"{path}{suffix}")) for suffix in ("", "-wal")]
     now = time.time_ns()
     fresh = any(stamp and abs(now - stamp[3]) < _SETTLED_SECONDS * 1e9 for stamp in stamps)
@@ -164,7 +182,9 @@ def change_mark_of(path: Path) -> Hashable:
 
 
 def is_run_store(path: Path) -> bool:
-    """Whether a file is a run store of any version, as far as can be told without a word about why not."""
+    """Whether a file is a run store of any version, as far as can be told without a word about why
+    not.
+    """
     if not path.is_file():  # opening a pipe waits for whoever writes to it
         return False
     try:
@@ -180,7 +200,9 @@ def no_store_at(path: Path) -> StoreError:
     what = ": it is no file" if path.exists() else ""
     beside = [each for each in sorted(path.parent.glob("*.db")) if is_run_store(each)]
     beside += [each.parent for each in sorted(path.parent.glob("*/store.db"))]
-    named = ", ".join(map(str, beside[:_MOST_NAMED])) + (", ..." if len(beside) > _MOST_NAMED else "")
+    named = ", ".join(map(str, beside[:_MOST_NAMED])) + (
+        ", ..." if len(beside) > _MOST_NAMED else ""
+    )
     hint = f"Stores beside it: {named}." if beside else "`hrm-agent run TASK` makes one."
     if (path.parent / "config.json").is_file():
         hint = f"It is a model's folder: `hrm-agent eval --policy {path.parent}` asks it."
@@ -198,9 +220,13 @@ def _stamp(path: Path) -> _Stamp:
 
 def _has_no_log(path: Path) -> bool:
     """Whether all that is committed stands in the file itself."""
-    return all(_stamp(Path(f"{path}{suffix}"))[2:3] in ((), (0,)) for suffix in ("-wal", "-journal"))
+    return all(
+        _stamp(Path(f"{path}{suffix}"))[2:3] in ((), (0,)) for suffix in ("-wal", "-journal")
+    )
 
 
 def _connection(path: Path, *, immutable: bool) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if immutable else "")
-    return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=_BUSY_SECONDS, isolation_level=None)
+    return sqlite3.connect(
+        uri, uri=True, check_same_thread=False, timeout=_BUSY_SECONDS, isolation_level=None
+    )

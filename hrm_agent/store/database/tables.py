@@ -1,8 +1,8 @@
 """The tables, for both bodies. What varies between SQLite and PostgreSQL is four type names.
 
-Every value of a graph's state is a row of `blobs`, under the hash of its bytes; a checkpoint is a short manifest that
-names them. What may hold a person's words is bytes (`manifest`, `metadata`, `data`, `record`), so that it can be
-sealed; what is looked up by stands beside it in the clear.
+Every value of a graph's state is a row of `blobs`, under the hash of its bytes; a checkpoint is a
+short manifest that names them. What may hold a person's words is bytes (`manifest`, `metadata`,
+`data`, `record`), so that it can be sealed; what is looked up by stands beside it in the clear.
 
 The tables of a PostgreSQL store: making them, and adding what one that was made earlier lacks.
 """
@@ -35,13 +35,15 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 STORE_VERSION = 6
-"""Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
-time would not see the calls of hosted models, and would collect the values that requests name. Version 3 had no tools
-in requests: a program of that time would take them for messages. Version 4 had no packed records: a program of that
-time would call them damaged."""
+"""Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their
+own: a program of that time would not see the calls of hosted models, and would collect the values
+that requests name. Version 3 had no tools in requests: a program of that time would take them for
+messages. Version 4 had no packed records: a program of that time would call them damaged.
+"""
 FIRST_FORWARD = 2
-"""Oldest version that is brought forward when a store is opened for writing. Only tables and columns were added since;
-a reader takes missing ones for empty."""
+"""Oldest version that is brought forward when a store is opened for writing. Only tables and
+columns were added since; a reader takes missing ones for empty.
+"""
 
 FIRST_TABLE = "trajectories"
 """A store of any version has it, even one whose making was cut short."""
@@ -109,30 +111,46 @@ CREATE TABLE IF NOT EXISTS options (thread_id TEXT PRIMARY KEY, record {bytes} N
 """
 
 LATER_COLUMNS = (("leases", "epoch", "{integer} NOT NULL DEFAULT 0"),)
-"""Table, column and type of what version 2 did not have from the start: added when a store is opened."""
+"""Table, column and type of what version 2 did not have from the start: added when a store is
+opened.
+"""
 LATER_INDEXES = ("overlays_step",)
-"""Those that version 6 did not have from the start: made when a store is opened for writing. Readers do without."""
+"""Those that version 6 did not have from the start: made when a store is opened for writing.
+Readers do without.
+"""
 
 
 def schema(**types: str) -> list[str]:
     """The statements that make the tables.
 
-    `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table that is its index.
+    `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table
+    that is its index.
     """
-    return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]
+    return [
+        statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()
+    ]
 
 
 def temporary_tables(names: Collection[str], **types: str) -> list[str]:
     """The statements that make some of the tables for one connection, beside those of the store."""
-    every = zip(table_names(), [each for each in schema(**types) if each.startswith("CREATE TABLE")], strict=True)
-    return [each.replace("CREATE TABLE", "CREATE TEMPORARY TABLE", 1) for name, each in every if name in names]
+    every = zip(
+        table_names(),
+        [each for each in schema(**types) if each.startswith("CREATE TABLE")],
+        strict=True,
+    )
+    return [
+        each.replace("CREATE TABLE", "CREATE TEMPORARY TABLE", 1)
+        for name, each in every
+        if name in names
+    ]
 
 
 def note_brought_forward(url: str, version: int) -> None:
     """Log that a store has this version now. `version`: its former one; 0 for a new store."""
     if FIRST_FORWARD <= version < STORE_VERSION:
         _log.warning(
-            "The store %s had schema version %d and has version %d now: earlier versions of hrm-agent refuse it.",
+            "The store %s had schema version %d and has version %d now: earlier versions of"
+            " hrm-agent refuse it.",
             url,
             version,
             STORE_VERSION,
@@ -141,7 +159,11 @@ def note_brought_forward(url: str, version: int) -> None:
 
 def table_names() -> list[str]:
     """All tables, in the order in which they are made."""
-    return [statement.split()[5] for statement in _TABLES.split(";") if statement.strip().startswith("CREATE TABLE")]
+    return [
+        statement.split()[5]
+        for statement in _TABLES.split(";")
+        if statement.strip().startswith("CREATE TABLE")
+    ]
 
 
 POSTGRES_TYPES = {
@@ -157,27 +179,36 @@ POSTGRES_TYPES = {
 
 def stored_version(cursor: psycopg.Cursor[Any]) -> int | None:
     """The schema version of the store that a database holds; None where it holds none."""
-    # Not by `to_regclass`: within one transaction it goes on saying no, after another process has made the table.
+    # Not by `to_regclass`: within one transaction it goes on saying no, after another process has
+    # made the table.
     found = "SELECT 1 FROM pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
     if cursor.execute(found, (FIRST_TABLE,)).fetchone() is None:
         return None
-    return int((cursor.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or (0,))[0])
+    return int(
+        (cursor.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or (0,))[0]
+    )
 
 
 def bring_forward(cursor: psycopg.Cursor[Any]) -> int:
-    """Make the tables in a new database, and what this version has gained since; returns the version that is stored.
+    """Make the tables in a new database, and what this version has gained since; returns the
+    version that is stored.
 
     One of a newer version is left as it is.
     """
     version = stored_version(cursor)
     if version is None:
         _make_tables(cursor)
-        cursor.execute("INSERT INTO meta (key, value) VALUES ('version', %s)", (str(STORE_VERSION),))
+        cursor.execute(
+            "INSERT INTO meta (key, value) VALUES ('version', %s)", (str(STORE_VERSION),)
+        )
         return STORE_VERSION
     if FIRST_FORWARD <= version <= STORE_VERSION and not is_complete(cursor):
         _make_tables(cursor)
         for table, column, type_ in LATER_COLUMNS:
-            added = f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {type_.format(**POSTGRES_TYPES)}"
+            added = (
+                f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}"
+                f" {type_.format(**POSTGRES_TYPES)}"
+            )
             cursor.execute(added.encode())
     if FIRST_FORWARD <= version < STORE_VERSION:
         cursor.execute("UPDATE meta SET value = %s WHERE key = 'version'", (str(STORE_VERSION),))
@@ -192,10 +223,14 @@ def _make_tables(cursor: psycopg.Cursor[Any]) -> None:
 
 def is_complete(cursor: psycopg.Cursor[Any]) -> bool:
     """Whether all tables, columns and indexes are there; no lock on a table is asked for."""
-    wanted = [*((name, "") for name in LATER_INDEXES), *((table, column) for table, column, _ in LATER_COLUMNS)]
+    wanted = [
+        *((name, "") for name in LATER_INDEXES),
+        *((table, column) for table, column, _ in LATER_COLUMNS),
+    ]
     query = (
-        "SELECT count(*) FROM unnest(%s::text[], %s::text[]) AS w (t, c) WHERE to_regclass(w.t) IS NOT NULL AND "
-        "(w.c = '' OR EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = to_regclass(w.t) AND a.attname = w.c))"
+        "SELECT count(*) FROM unnest(%s::text[], %s::text[]) AS w (t, c) WHERE to_regclass(w.t) IS"
+        " NOT NULL AND (w.c = '' OR EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid ="
+        " to_regclass(w.t) AND a.attname = w.c))"
     )
     found = cursor.execute(query, ([t for t, _ in wanted], [c for _, c in wanted])).fetchone()
     return not missing_tables(cursor) and found is not None and found[0] == len(wanted)

@@ -1,7 +1,7 @@
 """One store into another: to another body, under another key, or both.
 
-Names of values depend on the key, and nodes hold names. So values are copied leaves first, and whatever names them is
-written anew; where the keys are equal, that comes out as it was.
+Names of values depend on the key, and nodes hold names. So values are copied leaves first, and
+whatever names them is written anew; where the keys are equal, that comes out as it was.
 """
 
 from __future__ import annotations
@@ -35,54 +35,85 @@ _SEALED = {
     ),
     "tokens": (
         "call_id, token_ids, mask, logprobs",
-        {"token_ids": ("tokens", "call_id"), "mask": ("mask", "call_id"), "logprobs": ("logprobs", "call_id")},
+        {
+            "token_ids": ("tokens", "call_id"),
+            "mask": ("mask", "call_id"),
+            "logprobs": ("logprobs", "call_id"),
+        },
     ),
-    "calls": ("id, thread_id, task_id, checkpoint_id, parent, seed, record", {"record": ("call", "id")}),
+    "calls": (
+        "id, thread_id, task_id, checkpoint_id, parent, seed, record",
+        {"record": ("call", "id")},
+    ),
     "draws": (
         "thread_id, task_id, attempt, record",
         {"record": ("draws", "thread_id", "task_id", "attempt")},
     ),
-    "overlays": ("run_id, step, trajectory_id, record", {"record": ("overlay", "run_id", "trajectory_id")}),
-    "scorings": ("rubric, trajectory_id, record", {"record": ("scoring", "rubric", "trajectory_id")}),
+    "overlays": (
+        "run_id, step, trajectory_id, record",
+        {"record": ("overlay", "run_id", "trajectory_id")},
+    ),
+    "scorings": (
+        "rubric, trajectory_id, record",
+        {"record": ("scoring", "rubric", "trajectory_id")},
+    ),
     "threads": ("id, trajectory_id, run_id, group_id, status, created_at, updated_at", {}),
     "options": ("thread_id, record", {"record": ("options", "thread_id")}),
 }
-_ORDERS = {"threads": "id", "tokens": "call_id", "options": "thread_id", "draws": "thread_id, task_id, attempt"}
+_ORDERS = {
+    "threads": "id",
+    "tokens": "call_id",
+    "options": "thread_id",
+    "draws": "thread_id, task_id, attempt",
+}
 """Of tables without a `seq`."""
-"""Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say where it stands."""
+"""Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say
+where it stands.
+"""
 
 
 def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
     """Copy all that `source` holds into the empty store `target`; returns rows by table.
 
-    In one transaction: a copy that fails leaves nothing. Raises `StoreError` if `target` holds anything.
+    In one transaction: a copy that fails leaves nothing. Raises `StoreError` if `target` holds
+    anything.
     """
     with source.database.read() as cursor:
-        tool_calls = source.journal.tool_calls()  # here: the target may do the work in a thread of its own
+        # here: the target may do the work in a thread of its own
+        tool_calls = source.journal.tool_calls()
 
         def work(into: Cursor) -> dict[str, int]:
-            held = " UNION ALL ".join(f"SELECT 1 FROM {table}" for table in (*_SEALED, "tool_calls", "checkpoints"))
+            held = " UNION ALL ".join(
+                f"SELECT 1 FROM {table}" for table in (*_SEALED, "tool_calls", "checkpoints")
+            )
             if into.execute(f"{held} LIMIT 1").fetchone():
                 raise StoreError(f"{target.url} is not empty.", "Copy into a new store.")
             try:
                 reading = partial(source.database.rows, cursor)
-                return _Copy(reading, source.cipher, into, target.cipher).all(source, target, tool_calls)
+                return _Copy(reading, source.cipher, into, target.cipher).all(
+                    source, target, tool_calls
+                )
             except (RefusedValue, *DAMAGED) as error:
                 raise StoreError(
-                    f"A row of {source.url} cannot be read: {error}. Nothing was copied.", _LIST_DAMAGE
+                    f"A row of {source.url} cannot be read: {error}. Nothing was copied.",
+                    _LIST_DAMAGE,
                 ) from error
 
         return target.database.exclusive(work)
 
 
 class _Copy:
-    def __init__(self, source: Callable[..., list[Any]], opening: Cipher, target: Cursor, sealing: Cipher) -> None:
+    def __init__(
+        self, source: Callable[..., list[Any]], opening: Cipher, target: Cursor, sealing: Cipher
+    ) -> None:
         """`source`: gives the rows that a query finds."""
         self._source, self._opening, self._target, self._sealing = source, opening, target, sealing
         self._names: dict[bytes, bytes] = {}
         """Of each value that was copied, its name there -> its name here."""
 
-    def all(self, source: RunStore, target: RunStore, tool_calls: Iterable[ToolCall]) -> dict[str, int]:
+    def all(
+        self, source: RunStore, target: RunStore, tool_calls: Iterable[ToolCall]
+    ) -> dict[str, int]:
         counts = {table: self._plain(table) for table in _SEALED}
         for tool_call in tool_calls:
             target.journal.insert_tool_call(self._target, tool_call)
@@ -104,14 +135,21 @@ class _Copy:
             values = dict(zip(names, row, strict=True))
             for column, (word, *place) in sealed.items():
                 where = (word, *(str(values[part]) for part in place))
-                values[column] = self._sealing.seal(self._opening.open(values[column], *where), *where)
-            self._target.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values()))
+                values[column] = self._sealing.seal(
+                    self._opening.open(values[column], *where), *where
+                )
+            self._target.execute(
+                f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values())
+            )
         return len(rows)
 
     def _options_in_files(self, source: RunStore, target: RunStore) -> int:
         """Options that an earlier version kept beside the source."""
         count = 0
-        query = "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM options)"
+        query = (
+            "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM"
+            " options)"
+        )
         for thread_id, trajectory_id in self._source(query):
             if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
                 target.options.insert(self._target, thread_id, text)
@@ -125,12 +163,19 @@ class _Copy:
             place = (thread, ns, id_)
             rest, channels = read_manifest(self._opening.open(manifest, *place))
             self._values(ref for _, ref in channels.values() if ref is not None)
-            renamed = [[name, version, self._renamed(ref)] for name, (version, ref) in channels.items()]
+            renamed = [
+                [name, version, self._renamed(ref)] for name, (version, ref) in channels.items()
+            ]
             facts = self._opening.open(metadata, *place, "metadata")
             self._target.execute(
                 f"INSERT INTO checkpoints ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(*place, parent, run_id, self._sealing.seal(ormsgpack.packb([rest, renamed]), *place)),
+                    *(
+                        *place,
+                        parent,
+                        run_id,
+                        self._sealing.seal(ormsgpack.packb([rest, renamed]), *place),
+                    ),
                     self._sealing.seal(facts, *place, "metadata"),
                 ),
             )
@@ -143,7 +188,9 @@ class _Copy:
             place = (thread, ns, checkpoint, task, str(slot))
             held: list[list[Any]] = ormsgpack.unpackb(self._opening.open(data, *place))
             self._values(ref for _, _, ref in held)
-            packed = ormsgpack.packb([[index, channel, self._renamed(ref)] for index, channel, ref in held])
+            packed = ormsgpack.packb(
+                [[index, channel, self._renamed(ref)] for index, channel, ref in held]
+            )
             self._target.execute(
                 f"INSERT INTO writes ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (thread, ns, checkpoint, task, slot, task_path, self._sealing.seal(packed, *place)),
@@ -157,7 +204,9 @@ class _Copy:
             self._values(held)
             packed = ormsgpack.packb([self._renamed(ref) for ref in held])
             sealed = self._sealing.seal(packed, "request", call_id)
-            self._target.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call_id, sealed))
+            self._target.execute(
+                "INSERT INTO requests (call_id, data) VALUES (?, ?)", (call_id, sealed)
+            )
         return len(rows)
 
     def _values(self, wanted: Iterable[Any]) -> None:
@@ -185,7 +234,8 @@ class _Copy:
         name = hash_of(kind, data, self._sealing.hash_key)
         sealed = self._sealing.seal(data, "blob", name)
         self._target.execute(
-            "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING", (name, kind, sealed)
+            "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING",
+            (name, kind, sealed),
         )
         return name
 
@@ -213,6 +263,8 @@ class _Copy:
 
 def _missing(wanted: Iterable[Any], known: dict[bytes, bytes]) -> list[bytes]:
     named = (
-        hash_ for ref in wanted for hash_ in ([ref] if isinstance(ref, bytes) else references(int(ref[0]), ref[1]))
+        hash_
+        for ref in wanted
+        for hash_ in ([ref] if isinstance(ref, bytes) else references(int(ref[0]), ref[1]))
     )
     return [hash_ for hash_ in dict.fromkeys(named) if hash_ not in known]

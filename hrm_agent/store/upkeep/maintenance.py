@@ -1,10 +1,12 @@
-"""Maintenance of a store: contents, deletion, garbage collection. `hrm_agent.store.upkeep.verification` checks it.
+"""Maintenance of a store: contents, deletion, garbage collection.
+`hrm_agent.store.upkeep.verification` checks it.
 
-Deleting threads removes their rows and, in the same transaction, values without references, found by marking the
-references of checkpoints, writes and model requests. If a damaged row may refer to values, the threads are deleted, the
-values are kept until the next collection, and that is reported. A parallel writer waits, or finds another epoch and
-hands its values in again (`hrm_agent.store.values.blobs`). Runs that a training run has judged are kept unless they are named,
-since its overlays refer to them. So are runs that a kept run was forked from.
+Deleting threads removes their rows and, in the same transaction, values without references, found
+by marking the references of checkpoints, writes and model requests. If a damaged row may refer to
+values, the threads are deleted, the values are kept until the next collection, and that is
+reported. A parallel writer waits, or finds another epoch and hands its values in again
+(`hrm_agent.store.values.blobs`). Runs that a training run has judged are kept unless they are
+named, since its overlays refer to them. So are runs that a kept run was forked from.
 """
 
 from __future__ import annotations
@@ -116,8 +118,8 @@ def prune(
 ) -> Pruned:
     """Delete the runs that ended before a time, or with a status, and collect their values.
 
-    A run that is still under way stays, as does what a training run judged (`keep_trained`), and what a run that stays
-    was forked from.
+    A run that is still under way stays, as does what a training run judged (`keep_trained`), and
+    what a run that stays was forked from.
     """
     damaged: list[str] = []
     headers = store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))
@@ -139,7 +141,9 @@ def prune(
         if not dry_run:
             _delete(cursor, [h.id for h in due], [h.thread_id for h in due])
             forget_unused_leases(cursor)
-        return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
+        return Pruned(
+            tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0
+        )
 
     if dry_run:
         return store.database.read_once(choose)
@@ -148,18 +152,27 @@ def prune(
 
 
 def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
-    """Delete the checkpoints of all rollouts of trainings but those of each one's newest `keep` steps.
+    """Delete the checkpoints of all rollouts of trainings but those of each one's newest `keep`
+    steps.
 
-    What a training learns from stays: calls, tokens, tool calls, trajectories, judgements; the records of calls are
-    packed. Those rollouts can no longer be replayed, forked or gone through step by step. One that is being run stays
-    whole, and so does what a fork has for its origin, and a fork: by its checkpoints it has its origin's calls.
+    What a training learns from stays: calls, tokens, tool calls, trajectories, judgements; the
+    records of calls are packed. Those rollouts can no longer be replayed, forked or gone through
+    step by step. One that is being run stays whole, and so does what a fork has for its origin, and
+    a fork: by its checkpoints it has its origin's calls.
     """
     damaged: list[str] = []
-    found = [(h, _step_of(h)) for h in store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))]
+    found = [
+        (h, _step_of(h))
+        for h in store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))
+    ]
     newest: dict[str, int] = {}
     for header, step in found:
         newest[header.run_id] = max(step, newest.get(header.run_id, -1))
-    old = [h for h, step in found if 0 <= step <= newest[h.run_id] - keep and h.status is not RunStatus.RUNNING]
+    old = [
+        h
+        for h, step in found
+        if 0 <= step <= newest[h.run_id] - keep and h.status is not RunStatus.RUNNING
+    ]
 
     def choose(cursor: Cursor) -> Pruned:
         kept = {"cannot be read: `hrm-agent store verify`": len(damaged)}
@@ -176,7 +189,9 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
             for table in ("writes", "checkpoints"):
                 cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", (header.thread_id,))
             _pack(store, cursor, header.thread_id)
-        return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
+        return Pruned(
+            tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0
+        )
 
     if dry_run:
         return store.database.read_once(choose)
@@ -198,8 +213,14 @@ _PACKED = (
 def _pack(store: RunStore, cursor: Cursor, thread_id: str) -> None:
     cipher = store.cipher
     for table, key, column, kind, pack in _PACKED:
-        of_thread = "call_id IN (SELECT id FROM calls WHERE thread_id = ?)" if table == "tokens" else "thread_id = ?"
-        rows = cursor.execute(f"SELECT {key}, {column} FROM {table} WHERE {of_thread}", (thread_id,)).fetchall()
+        of_thread = (
+            "call_id IN (SELECT id FROM calls WHERE thread_id = ?)"
+            if table == "tokens"
+            else "thread_id = ?"
+        )
+        rows = cursor.execute(
+            f"SELECT {key}, {column} FROM {table} WHERE {of_thread}", (thread_id,)
+        ).fetchall()
         for id_, stored in rows:
             sealed = cipher.seal(pack(cipher.open(stored, kind, id_)), kind, id_)
             cursor.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (sealed, id_))
@@ -219,7 +240,10 @@ def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus
 
 
 def _judged(cursor: Cursor) -> set[str]:
-    return {str(row[0]) for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()}
+    return {
+        str(row[0])
+        for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()
+    }
 
 
 def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:
@@ -235,10 +259,11 @@ def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:
 
 
 def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
-    """Delete threads with all that is on record of them, judgements included; returns how many values were freed.
+    """Delete threads with all that is on record of them, judgements included; returns how many
+    values were freed.
 
-    Raises `StoreError` for a thread that is not there, for one that is being run, and for one that a fork which stays
-    begins with.
+    Raises `StoreError` for a thread that is not there, for one that is being run, and for one that
+    a fork which stays begins with.
     """
     with store.database.read() as cursor:  # columns only: what is damaged can be deleted too
         rows = cursor.execute("SELECT id, thread_id, origin FROM trajectories").fetchall()
@@ -301,7 +326,8 @@ def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]
 def collect_values(store: RunStore) -> int:
     """Delete the values that no checkpoint, no write and no request names; returns how many.
 
-    Raises `StoreError` where something is damaged that may name values: they might be all that is left of it.
+    Raises `StoreError` where something is damaged that may name values: they might be all that is
+    left of it.
     """
     return store.database.exclusive(lambda cursor: _collect(store, cursor))
 
@@ -350,7 +376,10 @@ def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]
     listed = sorted(hashes)
     for start in range(0, len(listed), _AT_ONCE):
         some = listed[start : start + _AT_ONCE]
-        query = f"SELECT hash, kind, data FROM blobs WHERE kind >= {LIST} AND hash IN ({placeholders(len(some))})"
+        query = (
+            f"SELECT hash, kind, data FROM blobs WHERE kind >= {LIST} AND hash IN"
+            f" ({placeholders(len(some))})"
+        )
         for hash_, kind, data in cursor.execute(query, some).fetchall():
             found.update(_held(store, bytes(hash_), int(kind), data))
     return found

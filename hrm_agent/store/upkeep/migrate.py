@@ -1,9 +1,11 @@
 """Into a store of this version: from version 1, and from the databases of LangGraph's own savers.
 
-The source is read, never written to; LangGraph's tables are read by LangGraph's savers, which have to be installed for
-that. Deserialisation is as strict as ever: a type of one's own in a state has to be allowed by name.
+The source is read, never written to; LangGraph's tables are read by LangGraph's savers, which have
+to be installed for that. Deserialisation is as strict as ever: a type of one's own in a state has
+to be allowed by name.
 
-What LangGraph's savers did not keep is not invented: a thread of theirs has checkpoints and writes, and no trajectory.
+What LangGraph's savers did not keep is not invented: a thread of theirs has checkpoints and writes,
+and no trajectory.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrate
     """
     with _opened(source, StrictSerializer(allowed_types(allow))) as stock, target.database.whole():
         threads, checkpoints = _checkpoints(stock, target)
-        return Migrated(threads, checkpoints, _journal(stock.query, target, stock.folder) if stock.journal else 0)
+        return Migrated(
+            threads,
+            checkpoints,
+            _journal(stock.query, target, stock.folder) if stock.journal else 0,
+        )
 
 
 def check_source(source: str) -> None:
@@ -88,7 +94,9 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
         from langgraph.checkpoint.sqlite import SqliteSaver
     except ImportError as error:
         hint = "Run `pip install langgraph-checkpoint-sqlite`."
-        raise StoreError("Reading a SqliteSaver's database needs LangGraph's SqliteSaver.", hint) from error
+        raise StoreError(
+            "Reading a SqliteSaver's database needs LangGraph's SqliteSaver.", hint
+        ) from error
     if not path.is_file():
         raise StoreError(f"There is no file {path}.", "Name a SQLite file or a PostgreSQL URL.")
     if path.stat().st_size == 0:
@@ -96,11 +104,17 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            }
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if "checkpoints" not in tables or ("meta" in tables and version > 1):
                 raise StoreError(
-                    f"{path} has nothing to migrate.", "It has this version already, or is of another program."
+                    f"{path} has nothing to migrate.",
+                    "It has this version already, or is of another program.",
                 )
             saver = SqliteSaver(connection, serde=serializer)
             saver.is_setup = True  # what its set-up changes, a reader does not need
@@ -123,7 +137,9 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
         from psycopg.rows import dict_row
     except ImportError as error:
         hint = "Run `pip install langgraph-checkpoint-postgres 'psycopg[binary]'`."
-        raise StoreError("Reading a PostgresSaver's database needs LangGraph's PostgresSaver.", hint) from error
+        raise StoreError(
+            "Reading a PostgresSaver's database needs LangGraph's PostgresSaver.", hint
+        ) from error
     try:
         rows: Any = dict_row
         with (
@@ -138,13 +154,18 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
             yield _Stock(PostgresSaver(connection, serde=serializer), query, "checkpoint_writes")
     except psycopg.Error as error:
         text = " ".join(str(error).split())
-        raise StoreError(f"The database cannot be read: {text}.", "Check the server and the URL.") from error
+        raise StoreError(
+            f"The database cannot be read: {text}.", "Check the server and the URL."
+        ) from error
 
 
 def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:
     """Threads and checkpoints that were taken over."""
     count = 0
-    threads = [str(row[0]) for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())]
+    threads = [
+        str(row[0])
+        for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())
+    ]
     for thread_id in threads:
         # Where each task stood in its step: LangGraph orders what parallel tasks wrote by it.
         query = f"SELECT task_id, task_path FROM {stock.writes} WHERE thread_id = ?"
@@ -175,7 +196,9 @@ def _journal(query: Query, target: RunStore, folder: Path) -> int:
         journal.write_trajectory(trajectory)
         if (text := options_in(folder, trajectory.id)) is not None:
             target.options.write(trajectory.thread_id, text)
-    columns = "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+    columns = (
+        "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+    )
     for record, token_ids, mask, logprobs in query(f"SELECT {columns} ORDER BY c.seq", ()):
         tokens = {
             "token_ids": tuple(array("i", token_ids)),
@@ -185,6 +208,9 @@ def _journal(query: Query, target: RunStore, folder: Path) -> int:
         journal.write_call(Call.model_validate_json(record).model_copy(update=tokens))
     for (record,) in query("SELECT record FROM tool_calls ORDER BY seq", ()):
         journal.write_tool_call(ToolCall.model_validate_json(record))
-    overlays = [Overlay.model_validate_json(record) for (record,) in query("SELECT record FROM overlays", ())]
+    overlays = [
+        Overlay.model_validate_json(record)
+        for (record,) in query("SELECT record FROM overlays", ())
+    ]
     journal.write_overlays(overlays)
     return len(query("SELECT 1 FROM trajectories", ()))

@@ -1,7 +1,8 @@
 """A new store that is filled by one command: it is there as a whole, or not at all.
 
-A file is filled in a folder beside its place, which its maker holds locked, and renamed at the end. In a database on a
-server its tables are there at once, and their rows when the transaction of whoever fills them is committed.
+A file is filled in a folder beside its place, which its maker holds locked, and renamed at the end.
+In a database on a server its tables are there at once, and their rows when the transaction of
+whoever fills them is committed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _BESIDE = ("-wal", "-shm", "-journal")
 
 
 @contextmanager
-def new_store(where: str, *, key: str | bytes | None = None, allow: Sequence[str] = ()) -> Generator[RunStore]:
+def new_store(
+    where: str, *, key: str | bytes | None = None, allow: Sequence[str] = ()
+) -> Generator[RunStore]:
     """A store to be filled inside the block. One that is there already is opened as it is."""
     path = file_of(where)
     if path is None or _is_there(path):
@@ -50,8 +53,12 @@ def _move(part: Path, path: Path) -> None:
         raise _full(path)  # rows are in the log alone, and closing says nothing of that
     with locked_folder(path.parent):
         if _is_there(path):
-            raise StoreError(f"{path} was made by another process meanwhile.", "Nothing was written. Name another.")
-        for suffix in _BESIDE:  # of an earlier file of this name: SQLite would play them back into the new one
+            raise StoreError(
+                f"{path} was made by another process meanwhile.",
+                "Nothing was written. Name another.",
+            )
+        # of an earlier file of this name: SQLite would play them back into the new one
+        for suffix in _BESIDE:
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         part.replace(path)
 
@@ -62,11 +69,14 @@ def _is_there(path: Path) -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Generator[Path]:
-    """A new folder on the same disk, removed at the end; those of makers that were killed are removed at the start."""
+    """A new folder on the same disk, removed at the end; those of makers that were killed are
+    removed at the start.
+    """
     prefix = f"{path.name}.part-"
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        with locked_folder(path.parent):  # nobody takes the folder for a left one before it is locked
+        # nobody takes the folder for a left one before it is locked
+        with locked_folder(path.parent):
             _remove_left(path.parent, prefix)
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -83,5 +93,6 @@ def _remove_left(parent: Path, prefix: str) -> None:
 
 def _full(path: Path) -> StoreFullError:
     return StoreFullError(
-        f"The disk that is to hold {path} is full.", "Nothing was written: free some space, then do it again."
+        f"The disk that is to hold {path} is full.",
+        "Nothing was written: free some space, then do it again.",
     )

@@ -26,18 +26,27 @@ UNREADABLE = (HrmError, RefusedValue, *DAMAGED)
 def rows_of(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
     """Rows of a table whose first column is `seq`, some at a time."""
     last = -1
-    while found := cursor.execute(f"{query} WHERE seq > ? ORDER BY seq LIMIT {_AT_ONCE}", (last,)).fetchall():
+    while found := cursor.execute(
+        f"{query} WHERE seq > ? ORDER BY seq LIMIT {_AT_ONCE}", (last,)
+    ).fetchall():
         last = int(found[-1][0])
         yield from (row[1:] for row in found)
 
 
 def stored_references(cipher: Cipher, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
-    """Where values are named: the hashes of each checkpoint, task's writes and request; None if it cannot be read."""
-    for thread, ns, id_, manifest in rows_of(cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"):
+    """Where values are named: the hashes of each checkpoint, task's writes and request; None if it
+    cannot be read.
+    """
+    for thread, ns, id_, manifest in rows_of(
+        cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"
+    ):
         where = f"thread {thread!r}, checkpoint {id_}"
         try:
             _, channels = read_manifest(cipher.open(manifest, thread, ns, id_))
-            yield where, [hash_ for _, ref in channels.values() if ref is not None for hash_ in _named(ref)]
+            yield (
+                where,
+                [hash_ for _, ref in channels.values() if ref is not None for hash_ in _named(ref)],
+            )
         except UNREADABLE as error:
             yield f"{where}: cannot be read ({error})", None
     query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, data FROM writes"
@@ -51,10 +60,19 @@ def stored_references(cipher: Cipher, cursor: Cursor) -> Iterator[tuple[str, lis
     for id_, data in cursor.execute("SELECT call_id, data FROM requests").fetchall():
         where = f"request of model call {id_}"
         try:
-            yield where, [hash_ for ref in read_request(cipher.open(data, "request", id_)) for hash_ in _named(ref)]
+            yield (
+                where,
+                [
+                    hash_
+                    for ref in read_request(cipher.open(data, "request", id_))
+                    for hash_ in _named(ref)
+                ],
+            )
         except UNREADABLE as error:
             yield f"{where}: cannot be read ({error})", None
 
 
 def _named(reference: Any) -> list[bytes]:
-    return [reference] if isinstance(reference, bytes) else references(int(reference[0]), reference[1])
+    return (
+        [reference] if isinstance(reference, bytes) else references(int(reference[0]), reference[1])
+    )

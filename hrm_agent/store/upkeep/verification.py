@@ -1,8 +1,9 @@
-"""Whether a store is sound: everything in it is read as a resume, a replay or a trainer would read it.
+"""Whether a store is sound: everything in it is read as a resume, a replay or a trainer would read
+it.
 
-Hashes and references say whether bytes are what they were. They do not say that a thread can be opened, so every
-checkpoint is made into objects, by the same code and as strictly; every record is read; and what checkpoints show of
-tool calls and model calls is held against the records of these.
+Hashes and references say whether bytes are what they were. They do not say that a thread can be
+opened, so every checkpoint is made into objects, by the same code and as strictly; every record is
+read; and what checkpoints show of tool calls and model calls is held against the records of these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _OUR_GRAPH = re.compile(r"(tool_loop|reasoning|research)$|hrm_agent\.graphs\.")
 
 @dataclass(slots=True)
 class ValueCount:
-    """Distinct values that were read as a resumed run reads them; items of lists and dicts count each."""
+    """Distinct values that were read as a resumed run reads them; items of lists and dicts count
+    each.
+    """
 
     made: set[int] = field(default_factory=set[int])
     """Hashes of values that could be read."""
@@ -67,12 +70,15 @@ class _Counting:
         return value
 
 
-def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueCount | None = None) -> Iterator[str]:
+def verify(
+    store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueCount | None = None
+) -> Iterator[str]:
     """Problems of a store, in words; empty if it is sound.
 
-    Runs the database's own check; checks every value against its hash and every reference of checkpoints, writes,
-    requests and calls; opens every checkpoint, reads every record and compares the two; checks the invariants of every
-    ended trajectory. `allow`: (module, name) of own types in the states of graphs. `count` collects the values read.
+    Runs the database's own check; checks every value against its hash and every reference of
+    checkpoints, writes, requests and calls; opens every checkpoint, reads every record and compares
+    the two; checks the invariants of every ended trajectory. `allow`: (module, name) of own types
+    in the states of graphs. `count` collects the values read.
     """
     count = ValueCount() if count is None else count
     loader = _Counting(store.checkpointer.with_allowlist(list(allow)).serializer, count)
@@ -84,7 +90,10 @@ def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueC
         shut = True
         yield finding
     if count.refused and not shut:
-        yield f"{len(count.refused)} values cannot be read; one is {next(iter(count.refused.values()))}"
+        yield (
+            f"{len(count.refused)} values cannot be read; one is"
+            f" {next(iter(count.refused.values()))}"
+        )
     yield from _told("trajectories", lambda: _trajectories(store))
 
 
@@ -138,30 +147,38 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes], loader: _Countin
                 loader.loads_typed(("msgpack", opened))
         nested.extend((name, child) for child in held)
     yield from (
-        f"value {name.hex()}: names {child.hex()}, which is lost" for name, child in nested if child not in known
+        f"value {name.hex()}: names {child.hex()}, which is lost"
+        for name, child in nested
+        if child not in known
     )
 
 
 def _dangling(cursor: Cursor) -> Iterator[str]:
     """Rows that refer to rows that are not there.
 
-    A run does not wait for a checkpoint to be stored before it goes on: where it is killed or refused, its tasks may
-    have written to one that never was. Lost is one that another names as its parent.
+    A run does not wait for a checkpoint to be stored before it goes on: where it is killed or
+    refused, its tasks may have written to one that never was. Lost is one that another names as its
+    parent.
     """
     checks = {
         "model call {}: has neither tokens nor a request": (
             "SELECT id FROM calls WHERE id NOT IN (SELECT call_id FROM tokens) "
             "AND id NOT IN (SELECT call_id FROM requests)"
         ),
-        "tokens of {}: have no model call": "SELECT call_id FROM tokens WHERE call_id NOT IN (SELECT id FROM calls)",
+        "tokens of {}: have no model call": (
+            "SELECT call_id FROM tokens WHERE call_id NOT IN (SELECT id FROM calls)"
+        ),
         "request of model call {}: has no model call": (
             "SELECT call_id FROM requests WHERE call_id NOT IN (SELECT id FROM calls)"
         ),
-        "model call {}: its parent is lost": "SELECT id FROM calls WHERE parent NOT IN (SELECT id FROM calls)",
+        "model call {}: its parent is lost": (
+            "SELECT id FROM calls WHERE parent NOT IN (SELECT id FROM calls)"
+        ),
         "writes of thread {}: their checkpoint is lost": (
-            "SELECT DISTINCT w.thread_id FROM writes w LEFT JOIN checkpoints c ON c.thread_id = w.thread_id "
-            "AND c.ns = w.ns AND c.id = w.checkpoint_id WHERE c.id IS NULL AND EXISTS (SELECT 1 FROM checkpoints n "
-            "WHERE n.thread_id = w.thread_id AND n.ns = w.ns AND n.parent_id = w.checkpoint_id)"
+            "SELECT DISTINCT w.thread_id FROM writes w LEFT JOIN checkpoints c ON c.thread_id ="
+            " w.thread_id AND c.ns = w.ns AND c.id = w.checkpoint_id WHERE c.id IS NULL AND EXISTS"
+            " (SELECT 1 FROM checkpoints n WHERE n.thread_id = w.thread_id AND n.ns = w.ns AND"
+            " n.parent_id = w.checkpoint_id)"
         ),
     }
     for words, query in checks.items():
@@ -172,12 +189,26 @@ def _records(store: RunStore) -> Iterator[str]:
     """Records that cannot be read, each by itself: one that is damaged does not hide another."""
     journal = store.journal
     with store.database.read() as cursor:
-        calls = [str(row[0]) for row in cursor.execute("SELECT id FROM calls ORDER BY seq").fetchall()]
-        tools = [str(row[0]) for row in cursor.execute("SELECT id FROM tool_calls ORDER BY seq").fetchall()]
-        judges = [str(row[0]) for row in cursor.execute("SELECT DISTINCT run_id FROM overlays").fetchall()]
-        scored = [str(row[0]) for row in cursor.execute("SELECT DISTINCT trajectory_id FROM scorings").fetchall()]
-        options = [str(row[0]) for row in cursor.execute("SELECT thread_id FROM options").fetchall()]
-        drew = [str(row[0]) for row in cursor.execute("SELECT DISTINCT thread_id FROM draws").fetchall()]
+        calls = [
+            str(row[0]) for row in cursor.execute("SELECT id FROM calls ORDER BY seq").fetchall()
+        ]
+        tools = [
+            str(row[0])
+            for row in cursor.execute("SELECT id FROM tool_calls ORDER BY seq").fetchall()
+        ]
+        judges = [
+            str(row[0]) for row in cursor.execute("SELECT DISTINCT run_id FROM overlays").fetchall()
+        ]
+        scored = [
+            str(row[0])
+            for row in cursor.execute("SELECT DISTINCT trajectory_id FROM scorings").fetchall()
+        ]
+        options = [
+            str(row[0]) for row in cursor.execute("SELECT thread_id FROM options").fetchall()
+        ]
+        drew = [
+            str(row[0]) for row in cursor.execute("SELECT DISTINCT thread_id FROM draws").fetchall()
+        ]
     for read, ids in (
         (journal.find_call, calls),
         (journal.find_tool_call, tools),
@@ -195,7 +226,10 @@ def _records(store: RunStore) -> Iterator[str]:
 
 def _trajectories(store: RunStore) -> Iterator[str]:
     with store.database.read() as cursor:
-        ids = [str(row[0]) for row in cursor.execute("SELECT id FROM trajectories ORDER BY seq").fetchall()]
+        ids = [
+            str(row[0])
+            for row in cursor.execute("SELECT id FROM trajectories ORDER BY seq").fetchall()
+        ]
     for id_ in ids:
         try:
             found = store.journal.find_trajectory(id_)
@@ -236,8 +270,13 @@ class _Thread:
             by_graph = found.metadata.get("source") == "loop" and (not parent or before in known)
             held = [snapshot_value(value) for value in found.checkpoint["channel_values"].values()]
             started = newest.get(before)
-            deltas = deltas_of(found.metadata)  # the value depends on writes, which belong to an earlier checkpoint
-            written = [] if started is None else [v for _, name, v in started.pending_writes or () if name in deltas]
+            # the value depends on writes, which belong to an earlier checkpoint
+            deltas = deltas_of(found.metadata)
+            written = (
+                []
+                if started is None
+                else [v for _, name, v in started.pending_writes or () if name in deltas]
+            )
             yield from self._messages([*held, *written], place[1], compared=by_graph)
             newest[place] = found
             newest.pop(before, None)
@@ -256,18 +295,25 @@ class _Thread:
         shut = f"{len(closed)} of {count} checkpoints cannot be opened"
         if all(isinstance(each.__cause__, UnknownType) for _, each in closed):
             return (
-                f"thread {self._id!r}: {shut} here; {id_} holds {reason}. That need be no damage: name the type "
-                "(--allow package.module:Class), or verify where the thread's graph can be imported"
+                f"thread {self._id!r}: {shut} here; {id_} holds {reason}. That need be no damage:"
+                " name the type (--allow package.module:Class), or verify where the thread's graph"
+                " can be imported"
             )
         return f"thread {self._id!r}: {shut}; {id_}: {reason}"
 
     def _opened(self, closed: list[tuple[str, StoreError]]) -> Iterator[CheckpointTuple]:
         """Its checkpoints, as they were written; those that cannot be opened go to `closed`."""
-        query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND seq > ? ORDER BY seq LIMIT {_AT_ONCE}"
+        query = (
+            f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND seq > ? ORDER BY seq LIMIT"
+            f" {_AT_ONCE}"
+        )
         last = -1
         while True:
             with self._store.database.read() as cursor:
-                rows = [CheckpointRow(*row) for row in cursor.execute(query, (self._id, last)).fetchall()]
+                rows = [
+                    CheckpointRow(*row)
+                    for row in cursor.execute(query, (self._id, last)).fetchall()
+                ]
                 found = self._open(cursor, rows, closed)
             yield from found
             if len(rows) < _AT_ONCE:
@@ -304,7 +350,9 @@ class _Thread:
 
     # messages against records
 
-    def _messages(self, values: Iterable[Any], checkpoint_id: str, *, compared: bool) -> Iterator[str]:
+    def _messages(
+        self, values: Iterable[Any], checkpoint_id: str, *, compared: bool
+    ) -> Iterator[str]:
         """`compared`: a graph has written them, and nobody has edited them."""
         for message in _messages_in(values):
             if message.id is None or message.id in self._seen:
@@ -316,9 +364,19 @@ class _Thread:
     def _problem(self, message: BaseMessage) -> str:
         if isinstance(message, ToolMessage) and isinstance(message.artifact, dict):
             told = cast("dict[str, Any]", message.artifact)
-            return self._tool_problem(message, str(told["record"]), told.get("status")) if "record" in told else ""
-        call_id = message.response_metadata.get(_CALL_ID) if isinstance(message, AIMessage) else None
-        if self._recorded and isinstance(call_id, str) and not self._store.journal.has_call(call_id):
+            return (
+                self._tool_problem(message, str(told["record"]), told.get("status"))
+                if "record" in told
+                else ""
+            )
+        call_id = (
+            message.response_metadata.get(_CALL_ID) if isinstance(message, AIMessage) else None
+        )
+        if (
+            self._recorded
+            and isinstance(call_id, str)
+            and not self._store.journal.has_call(call_id)
+        ):
             return f"a message names the model call {call_id}, which is not on record"
         return ""
 
@@ -327,7 +385,11 @@ class _Thread:
         with suppress(HrmError):  # one that cannot be read is told by itself
             record = self._store.journal.find_tool_call(record_id)
             if record is None:
-                return f"{name} is answered, and its record {record_id} is not there" if self._recorded else ""
+                return (
+                    f"{name} is answered, and its record {record_id} is not there"
+                    if self._recorded
+                    else ""
+                )
             if record.status is None:
                 return f"{name} is answered, and its record {record_id} says that it is under way"
             if record.status.value != status:

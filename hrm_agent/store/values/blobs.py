@@ -1,8 +1,8 @@
 """Writing and reading of values in transactions.
 
-A process remembers which blobs it has seen in the store, and does not hand them in again. Whoever collects blobs that
-nothing refers to changes the store's epoch in the same transaction: a writer that finds another epoch than its own
-forgets what it knew and encodes once more.
+A process remembers which blobs it has seen in the store, and does not hand them in again. Whoever
+collects blobs that nothing refers to changes the store's epoch in the same transaction: a writer
+that finds another epoch than its own forgets what it knew and encodes once more.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ class Blobs:
         *,
         waits: bool = False,
     ) -> Future[T]:
-        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in one transaction.
+        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in
+        one transaction.
 
         `waits`: as for `Database.submit`.
         """
         work, stored = self._work(serializer, encode, insert)
         future = self._database.submit(work, thread_id, waits=waits)
-        future.add_done_callback(lambda done: None if done.exception() else self._known.add(*stored[-1]))
+        future.add_done_callback(
+            lambda done: None if done.exception() else self._known.add(*stored[-1])
+        )
         return future
 
     def write_later(
@@ -66,7 +69,8 @@ class Blobs:
         on_done: Callable[[Exception | None], object] | None = None,
         seconds: float | None = None,
     ) -> None:
-        """The same with the next commit. Whoever refers to these blobs before then hands them in once more.
+        """The same with the next commit. Whoever refers to these blobs before then hands them in
+        once more.
 
         `on_done`: as for `DeferredWork`; `seconds`: as for `Database.defer`.
         """
@@ -86,7 +90,9 @@ class Blobs:
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], T],
     ) -> tuple[Work[T], list[tuple[str, list[bytes]]]]:
-        """A transaction's work, and of each time it was done the epoch and what is stored if that was committed."""
+        """A transaction's work, and of each time it was done the epoch and what is stored if that
+        was committed.
+        """
         known, stored = self._known, list[tuple[str, list[bytes]]]()
         began = known.epoch
         first = ValueWriter(serializer, known, self.cipher.hash_key, epoch=began)
@@ -106,14 +112,22 @@ class Blobs:
         return work, stored
 
     def _insert(self, cursor: WriteCursor, new: dict[bytes, Blob]) -> None:
-        """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that led to it."""
+        """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that
+        led to it.
+        """
         if self._transaction != self._database.transaction:
             self._transaction, self._inserted = self._database.transaction, set()
         missing = [blob for hash_, blob in new.items() if hash_ not in self._inserted]
         self._inserted.update(new)
-        rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in missing]
+        rows = [
+            (blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash))
+            for blob in missing
+        ]
         if rows:
-            query = "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
+            query = (
+                "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO"
+                " NOTHING"
+            )
             cursor.executemany(query, rows)
 
     def reader(self, cursor: Cursor, serializer: Loader, *, shared: bool) -> ValueReader:

@@ -1,7 +1,8 @@
 """Rows of checkpoints and writes: LangGraph's structures as they are stored.
 
-A manifest holds, besides what a checkpoint says of itself, one reference for each channel. A channel whose version is
-its parent's has its parent's reference: neither is the value serialised again nor stored again.
+A manifest holds, besides what a checkpoint says of itself, one reference for each channel. A
+channel whose version is its parent's has its parent's reference: neither is the value serialised
+again nor stored again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Any
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
+from langgraph.checkpoint.base import (
+    EXCLUDED_METADATA_KEYS,
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+)
 
 from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.langgraph_format import ERROR, ERROR_SOURCE
@@ -32,7 +38,9 @@ __all__ = [
 
 _EXCLUDED = frozenset(EXCLUDED_METADATA_KEYS)
 REGULAR = 0
-"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have a slot each, below 0."""
+"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have a slot
+each, below 0.
+"""
 
 
 def place_of(config: RunnableConfig) -> CheckpointKey:
@@ -40,15 +48,18 @@ def place_of(config: RunnableConfig) -> CheckpointKey:
     named: Mapping[str, Any] = config.get("configurable", {})
     checkpoint_id = named.get("checkpoint_id")
     return CheckpointKey(
-        str(named["thread_id"]), str(named.get("checkpoint_ns") or ""), str(checkpoint_id or "") or None
+        str(named["thread_id"]),
+        str(named.get("checkpoint_ns") or ""),
+        str(checkpoint_id or "") or None,
     )
 
 
 def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a checkpoint's metadata: LangGraph's own, and the run-level facts in `config["metadata"]`.
+    """What is stored of a checkpoint's metadata: LangGraph's own, and the run-level facts in
+    `config["metadata"]`.
 
-    LangChain copies whatever scalars stand in `configurable` into that metadata. They are where callers keep keys and
-    user names, so none of them is stored.
+    LangChain copies whatever scalars stand in `configurable` into that metadata. They are where
+    callers keep keys and user names, so none of them is stored.
     """
     configurable: Mapping[str, Any] = config.get("configurable", {})
     kept: dict[str, Any] = {
@@ -65,15 +76,17 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
 
 
 _HINT = (
-    "Declare the type in the graph's state, or name it: --allow package.module:Type, "
-    "in a program open_store(..., allow=['package.module:Type']). "
-    "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph)."
+    "Declare the type in the graph's state, or name it: --allow package.module:Type, in a program"
+    " open_store(..., allow=['package.module:Type']). A graph that was compiled before its store"
+    " was opened takes store.checkpointer.allowing(graph)."
 )
 
 
 @contextmanager
 def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for a value that would change."""
+    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for a value that would
+    change.
+    """
     try:
         yield
     except RefusedValue as error:
@@ -81,7 +94,8 @@ def refusing(place: CheckpointKey) -> Generator[None]:
         if isinstance(error, Unstorable):
             raise UnstorableError(
                 message,
-                "Keep it out of the graph's state, or in a plainer form (a text, a list, a dict, a model of pydantic).",
+                "Keep it out of the graph's state, or in a plainer form (a text, a list, a dict, a"
+                " model of pydantic).",
             ) from error
         raise StoreError(message, _HINT) from error
 
@@ -101,7 +115,11 @@ def manifest_of(
             channels[name] = (version, before[1])
         else:
             channels[name] = (version, _reference(name, values[name], writer))
-    rest = {name: value for name, value in checkpoint.items() if name not in ("channel_values", "channel_versions")}
+    rest = {
+        name: value
+        for name, value in checkpoint.items()
+        if name not in ("channel_values", "channel_versions")
+    }
     packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
     return packed, channels
 
@@ -109,10 +127,11 @@ def manifest_of(
 def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
     """Slot -> `[index, channel, reference]` of its writes.
 
-    Of a task that failed or was cancelled the ordinary writes are left out. A node writes to the state before its
-    conditional edges are asked where to go, and LangGraph takes a task with any ordinary write on record for one that
-    has ended: a run that was cancelled in between, and resumed, would go nowhere and end without an error. So the task
-    is run again. Where a node of the graph handles the error, that one goes on from the writes.
+    Of a task that failed or was cancelled the ordinary writes are left out. A node writes to the
+    state before its conditional edges are asked where to go, and LangGraph takes a task with any
+    ordinary write on record for one that has ended: a run that was cancelled in between, and
+    resumed, would go nowhere and end without an error. So the task is run again. Where a node of
+    the graph handles the error, that one goes on from the writes.
     """
     slots: dict[int, list[list[Any]]] = {}
     channels = {channel for channel, _ in writes}
@@ -123,7 +142,9 @@ def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int
             continue
         if channel == ERROR and isinstance(value, BaseException):
             value = repr(value)  # as LangGraph's savers have it
-        slots.setdefault(min(index, REGULAR), []).append([index, channel, _reference(channel, value, writer)])
+        slots.setdefault(min(index, REGULAR), []).append(
+            [index, channel, _reference(channel, value, writer)]
+        )
     return slots
 
 
@@ -139,4 +160,6 @@ def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:
     """The ordinary writes of a task that was saved before: what is stored under an index stands."""
     held: list[list[Any]] = ormsgpack.unpackb(stored)
     taken = {index for index, *_ in held}
-    return ormsgpack.packb(sorted(held + [write for write in given if write[0] not in taken], key=lambda w: w[0]))
+    return ormsgpack.packb(
+        sorted(held + [write for write in given if write[0] not in taken], key=lambda w: w[0])
+    )

@@ -1,7 +1,8 @@
 """Reading checkpoints: rows to LangGraph's tuples, however many at once.
 
-All values that the rows refer to are fetched together. A value that must not be made into an object (a type that nobody
-allowed, bytes that are not what their name says) is refused with the thread and checkpoint that mention it.
+All values that the rows refer to are fetched together. A value that must not be made into an object
+(a type that nobody allowed, bytes that are not what their name says) is refused with the thread and
+checkpoint that mention it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,30 @@ from hrm_agent.store.values.value_reader import ValueReader
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
+    from langgraph.checkpoint.base import (
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        PendingWrite,
+    )
 
-__all__ = ["MEMORY", "ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot", "conditions", "matches"]
+__all__ = [
+    "MEMORY",
+    "ROW",
+    "CheckpointOutline",
+    "CheckpointRow",
+    "StoreSnapshot",
+    "conditions",
+    "matches",
+]
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 MEMORY = "__memory__"
 """Prefix of the task id of writes that hold items for a LangGraph store, not values of channels."""
 _FEW = 300
-"""Checkpoints whose writes are asked for one by one; of more, all writes of their threads are read."""
+"""Checkpoints whose writes are asked for one by one; of more,
+all writes of their threads are read.
+"""
 _NOTHING = [NULL, b""]
 """The reference of None."""
 
@@ -49,7 +65,9 @@ class CheckpointRow(NamedTuple):
     parent_id: str | None
     """Id of the checkpoint before; None for the first."""
     manifest: bytes
-    """The checkpoint without its values, which stand as references; sealed where the store is encrypted."""
+    """The checkpoint without its values, which stand as references; sealed where the store is
+    encrypted.
+    """
     metadata: bytes
     """LangGraph's metadata, packed; sealed where the store is encrypted."""
 
@@ -59,7 +77,9 @@ class CheckpointRow(NamedTuple):
 
 
 class CheckpointOutline(NamedTuple):
-    """What LangGraph's `CheckpointTuple` has, without LangGraph. Its values are what the reader's loader makes."""
+    """What LangGraph's `CheckpointTuple` has, without LangGraph. Its values are what the reader's
+    loader makes.
+    """
 
     config: RunnableConfig
     """Names it."""
@@ -86,30 +106,47 @@ class StoreSnapshot:
         self._cursor, self._reader, self._cipher, self._remember = cursor, reader, cipher, remember
 
     def tuples(self, rows: Sequence[CheckpointRow]) -> list[CheckpointTuple]:
-        """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what must not be read."""
-        from langgraph.checkpoint.base import CheckpointTuple  # most of a second, which who looks at outlines is spared
+        """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what
+        must not be read.
+        """
+        # most of a second, which who looks at outlines is spared
+        from langgraph.checkpoint.base import CheckpointTuple
 
         return [CheckpointTuple(*found) for found in self.outlines(rows)]
 
     def outlines(
         self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool] = lambda _: True
     ) -> list[CheckpointOutline]:
-        """The same without LangGraph. Values are read of the channels that are `wanted`; of other writes it is None."""
+        """The same without LangGraph. Values are read of the channels that are `wanted`; of other
+        writes it is None.
+        """
         place = rows[0].place if rows else None
         try:
-            manifests = [_only(read_manifest(self._cipher.open(row.manifest, *row[1:4])), wanted) for row in rows]
+            manifests = [
+                _only(read_manifest(self._cipher.open(row.manifest, *row[1:4])), wanted)
+                for row in rows
+            ]
             writes = self._writes(rows, wanted)
-            references = [ref for _, channels in manifests for _, ref in channels.values() if ref is not None]
-            self._reader.load(references + [write[-1] for held in writes.values() for write in held])
+            references = [
+                ref for _, channels in manifests for _, ref in channels.values() if ref is not None
+            ]
+            self._reader.load(
+                references + [write[-1] for held in writes.values() for write in held]
+            )
             found: list[CheckpointOutline] = []
             for row, (rest, channels) in zip(rows, manifests, strict=True):
                 place = row.place
                 self._remember((row.thread_id, row.ns, row.id), channels)
                 checkpoint = read_checkpoint(rest, channels, self._reader)
-                pending = [(task, channel, self._reader.value(ref)) for task, channel, ref in writes.get(row[1:4], ())]
+                pending = [
+                    (task, channel, self._reader.value(ref))
+                    for task, channel, ref in writes.get(row[1:4], ())
+                ]
                 parent = place.config(row.parent_id) if row.parent_id else None
                 metadata = cast("CheckpointMetadata", self.metadata(row))
-                found.append(CheckpointOutline(place.config(row.id), checkpoint, metadata, parent, pending))
+                found.append(
+                    CheckpointOutline(place.config(row.id), checkpoint, metadata, parent, pending)
+                )
             return found
         except (RefusedValue, *DAMAGED) as error:
             raise _forged(place, error) from error
@@ -120,36 +157,56 @@ class StoreSnapshot:
     def _writes(
         self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool]
     ) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
-        """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's order."""
-        query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
+        """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's
+        order.
+        """
+        query = (
+            "SELECT thread_id, ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE"
+            " thread_id = ?"
+        )
         if len(rows) <= _FEW:
             one = f"{query} AND ns = ? AND checkpoint_id = ?"
-            found = [write for row in rows for write in self._cursor.execute(one, row[1:4]).fetchall()]
+            found = [
+                write for row in rows for write in self._cursor.execute(one, row[1:4]).fetchall()
+            ]
         else:
             threads = dict.fromkeys(row.thread_id for row in rows)
-            found = [write for thread in threads for write in self._cursor.execute(query, (thread,)).fetchall()]
+            found = [
+                write
+                for thread in threads
+                for write in self._cursor.execute(query, (thread,)).fetchall()
+            ]
         held: dict[tuple[str, str, str], list[tuple[tuple[str, str, int], str, Any]]] = {}
         asked_for = {row[1:4] for row in rows}
         for *place, task_id, slot, task_path, data in found:
             here = cast("tuple[str, str, str]", tuple(place))
             if here not in asked_for or task_id.startswith(MEMORY):
                 continue
-            for index, channel, reference in ormsgpack.unpackb(self._cipher.open(data, *here, task_id, str(slot))):
+            for index, channel, reference in ormsgpack.unpackb(
+                self._cipher.open(data, *here, task_id, str(slot))
+            ):
                 shown = reference if wanted(channel) else _NOTHING
                 held.setdefault(here, []).append(((task_path, task_id, index), channel, shown))
         return {
-            place: [(key[1], channel, reference) for key, channel, reference in sorted(writes, key=lambda w: w[0])]
+            place: [
+                (key[1], channel, reference)
+                for key, channel, reference in sorted(writes, key=lambda w: w[0])
+            ]
             for place, writes in held.items()
         }
 
 
-def _only(manifest: tuple[dict[str, Any], Channels], wanted: Callable[[str], bool]) -> tuple[dict[str, Any], Channels]:
+def _only(
+    manifest: tuple[dict[str, Any], Channels], wanted: Callable[[str], bool]
+) -> tuple[dict[str, Any], Channels]:
     rest, channels = manifest
     return rest, {name: found for name, found in channels.items() if wanted(name)}
 
 
 def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
-    where = f"Thread {place.thread_id!r}, checkpoint {place.checkpoint_id}" if place else "A checkpoint"
+    where = (
+        f"Thread {place.thread_id!r}, checkpoint {place.checkpoint_id}" if place else "A checkpoint"
+    )
     if isinstance(error, RecursionError):
         return StoreError(
             f"{where}: a value that is nested too deeply to be read here. It was not read.",
@@ -157,19 +214,24 @@ def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
         )
     return StoreError(
         f"{where}: {error}. It was not read.",
-        "A type of your own in the state: --allow package.module:Type, or --graph with the graph that declares it; in "
-        "a program open_store(..., allow=['package.module:Type']). "
-        "Otherwise the file was damaged or changed: `hrm-agent store verify`.",
+        "A type of your own in the state: --allow package.module:Type, or --graph with the graph"
+        " that declares it; in a program open_store(..., allow=['package.module:Type']). Otherwise"
+        " the file was damaged or changed: `hrm-agent store verify`.",
     )
 
 
-def conditions(config: RunnableConfig | None, before: RunnableConfig | None) -> tuple[str, list[Any]]:
+def conditions(
+    config: RunnableConfig | None, before: RunnableConfig | None
+) -> tuple[str, list[Any]]:
     """The WHERE clause of a listing, and its values."""
     named: dict[str, Any] = dict((config or {}).get("configurable", {}))
     columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
-    given = {column: str(named[name]) for name, column in columns.items() if named.get(name) is not None}
+    given = {
+        column: str(named[name]) for name, column in columns.items() if named.get(name) is not None
+    }
     clauses, values = [f"{column} = ?" for column in given], list(given.values())
-    earlier = (before or {}).get("configurable", {}).get("checkpoint_id")  # LangGraph's replay names nothing else
+    # LangGraph's replay names nothing else
+    earlier = (before or {}).get("configurable", {}).get("checkpoint_id")
     if earlier:
         clauses.append("id < ?")
         values.append(earlier)

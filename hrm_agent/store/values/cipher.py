@@ -1,9 +1,10 @@
 """Encryption at rest: AES-256-GCM over everything that may hold a person's words.
 
-Sealed are values, manifests, metadata, records and tokens. In the clear stay what rows are found by: ids of threads,
-checkpoints, tasks, runs and groups, statuses, seeds, times and sizes. Each row is bound to its place by additional
-data, so that one cannot be put where another was; a row that is not sealed is refused. Names of values are keyed
-hashes: they do not betray a content to those who guess at it.
+Sealed are values, manifests, metadata, records and tokens. In the clear stay what rows are found
+by: ids of threads, checkpoints, tasks, runs and groups, statuses, seeds, times and sizes. Each row
+is bound to its place by additional data, so that one cannot be put where another was; a row that is
+not sealed is refused. Names of values are keyed hashes: they do not betray a content to those who
+guess at it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Plain:
 
 
 class AesCipher:
-    """AES-256-GCM; key and hash key are derived from one secret of 32 bytes. Needs the extra `encryption`."""
+    """AES-256-GCM; key and hash key are derived from one secret of 32 bytes. Needs the extra
+    `encryption`.
+    """
 
     name = "aes-256-gcm"
 
@@ -66,7 +69,8 @@ class AesCipher:
             ) from error
         if len(secret) != 32:
             raise ConfigError(
-                f"The key of a store has 32 bytes, not {len(secret)}.", "`openssl rand -base64 32` makes one."
+                f"The key of a store has 32 bytes, not {len(secret)}.",
+                "`openssl rand -base64 32` makes one.",
             )
         self._aes: Any = AESGCM(_derived(secret, b"values"))
         self._wrong: type[Exception] = InvalidTag
@@ -83,12 +87,15 @@ class AesCipher:
             where = ", ".join(part if isinstance(part, str) else part.hex() for part in place)
             raise StoreError(
                 f"A row of the encrypted store was not sealed with its key ({where}).",
-                "Its file was changed by another program; `hrm-agent store verify` lists what is intact.",
+                "Its file was changed by another program; `hrm-agent store verify` lists what is"
+                " intact.",
             ) from error
 
 
 def cipher_of(key: str | bytes | None) -> Cipher:
-    """The cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`; none without one."""
+    """The cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`; none
+    without one.
+    """
     given = key if key is not None else os.environ.get(KEY_VARIABLE)
     if not given:
         return Plain()
@@ -98,7 +105,8 @@ def cipher_of(key: str | bytes | None) -> Cipher:
         return AesCipher(base64.b64decode(given, validate=True))
     except binascii.Error as error:
         raise ConfigError(
-            "The key of the store is not base64.", "`openssl rand -base64 32` makes one of 32 bytes."
+            "The key of the store is not base64.",
+            "`openssl rand -base64 32` makes one of 32 bytes.",
         ) from error
 
 
@@ -108,5 +116,7 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 def _place(parts: tuple[str | bytes, ...]) -> bytes:
     """Unambiguous: each part with its length before it."""
-    raw = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
+    raw = [
+        part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts
+    ]
     return b"".join(len(part).to_bytes(4, "big") + part for part in raw)

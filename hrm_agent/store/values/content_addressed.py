@@ -1,15 +1,16 @@
 """Content-addressed values: what a thousand checkpoints mention is stored once.
 
-A value becomes a *reference*: the hash of its stored form, or the form itself where it is no longer than a hash is
-worth. A list is stored as the references of its items, in chunks of `FANOUT`, and chunks of chunks above: a
-conversation that grows by a message changes one chunk on each level, so that a checkpoint costs a logarithm of the
-conversation's length instead of the whole of it. A large dict is stored by its entries. Anything else is a leaf, in
-LangGraph's own serialised form.
+A value becomes a *reference*: the hash of its stored form, or the form itself where it is no longer
+than a hash is worth. A list is stored as the references of its items, in chunks of `FANOUT`, and
+chunks of chunks above: a conversation that grows by a message changes one chunk on each level, so
+that a checkpoint costs a logarithm of the conversation's length instead of the whole of it. A large
+dict is stored by its entries. Anything else is a leaf, in LangGraph's own serialised form.
 
-Serialising is what a step costs, and most of a conversation has been serialised before. A message that was seen is
-recognised by identity *and* by its fields in packed form, which costs a tenth of that and tells 1 from True. So one
-changed in place is not mistaken for what it was; one that holds an object of a class is serialised every time. Of a
-list, the messages of a chunk are looked at together: those that were seen together before cost that comparison only.
+Serialising is what a step costs, and most of a conversation has been serialised before. A message
+that was seen is recognised by identity *and* by its fields in packed form, which costs a tenth of
+that and tells 1 from True. So one changed in place is not mistaken for what it was; one that holds
+an object of a class is serialised every time. Of a list, the messages of a chunk are looked at
+together: those that were seen together before cost that comparison only.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "Valu
 
 FANOUT = 32
 CHANNEL_BYTES = 256
-"""A channel's own value is kept in place up to here. What lists hold is not: their chunks are written often."""
+"""A channel's own value is kept in place up to here. What lists hold is not: their chunks are
+written often.
+"""
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
 _DEEPEST = 128
-"""Levels of lists and dicts that are stored one by one. More could be written, and not be read back where the reader
-stands deeper in Python's stack than the writer did."""
+"""Levels of lists and dicts that are stored one by one. More could be written, and not be read back
+where the reader stands deeper in Python's stack than the writer did.
+"""
 
 _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
@@ -89,7 +93,9 @@ _NOTHING = _SeenChunk([], [], [], [])
 
 @dataclass(slots=True)
 class KnownBlobs:
-    """What this process knows of the blobs in the store: which are there, and the hashes of messages it has seen."""
+    """What this process knows of the blobs in the store: which are there, and the hashes of
+    messages it has seen.
+    """
 
     epoch: str = ""
     """Changes when blobs are collected: then nothing is known to be there."""
@@ -98,14 +104,20 @@ class KnownBlobs:
     messages: dict[int, tuple[BaseMessage, bytes, Blob]] = field(
         default_factory=dict[int, tuple[BaseMessage, bytes, Blob]]
     )
-    """id -> the message itself (so that its id stays taken), its fields in packed form, and its stored form."""
+    """id -> the message itself (so that its id stays taken), its fields in packed form, and its
+    stored form.
+    """
     chunks: dict[int, _SeenChunk] = field(default_factory=dict[int, "_SeenChunk"])
-    """id of a chunk's first message -> its messages and their stored forms when it was last written."""
+    """id of a chunk's first message -> its messages and their stored forms when it was last
+    written.
+    """
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while these change: several threads write checkpoints."""
 
     def add(self, epoch: str, hashes: Iterable[bytes]) -> None:
-        """Note what was stored in an epoch; what was stored in an earlier one may have been collected since."""
+        """Note what was stored in an epoch; what was stored in an earlier one may have been
+        collected since.
+        """
         with self.lock:
             if epoch != self.epoch:
                 return
@@ -119,18 +131,25 @@ class KnownBlobs:
 
 
 class ValueWriter:
-    """Turns the values of one transaction into references and the blobs that are not known to be stored."""
+    """Turns the values of one transaction into references and the blobs that are not known to be
+    stored.
+    """
 
-    def __init__(self, serializer: StrictSerializer, known: KnownBlobs, key: bytes = b"", *, epoch: str = "") -> None:
+    def __init__(
+        self, serializer: StrictSerializer, known: KnownBlobs, key: bytes = b"", *, epoch: str = ""
+    ) -> None:
         self._serializer, self._known, self._key = serializer, known, key
         self.epoch = epoch
-        """What a checkpoint refers to that was read or written in this epoch may be taken for stored."""
+        """What a checkpoint refers to that was read or written in this epoch may be taken for
+        stored.
+        """
         self.new: dict[bytes, Blob] = {}
 
     def reference(self, value: Any, inline: int = _INLINE_BYTES, level: int = 0) -> Reference:
         """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`.
 
-        Raises `RefusedValue` for a value that would be read back changed. `level`: number of lists and dicts around it.
+        Raises `RefusedValue` for a value that would be read back changed. `level`: number of lists
+        and dicts around it.
         """
         if level > _DEEPEST:
             raise Unstorable(_TOO_DEEP)
@@ -153,7 +172,9 @@ class ValueWriter:
         if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
             entries = cast("dict[Any, Any]", value)
             if all(type(name) is str for name in entries):
-                packed = [[name, self.reference(item, level=level + 1)] for name, item in entries.items()]
+                packed = [
+                    [name, self.reference(item, level=level + 1)] for name, item in entries.items()
+                ]
                 return self._node(DICT, ormsgpack.packb(packed))
         return [kind, data] if len(data) <= inline else self._node(kind, data)
 
@@ -168,7 +189,9 @@ class ValueWriter:
         return found
 
     def messages(self, items: Sequence[Any]) -> list[Reference] | None:
-        """The references of messages that hold plain values only; None where there is something else among them."""
+        """The references of messages that hold plain values only; None where there is something
+        else among them.
+        """
         found: list[Reference] = []
         for start in range(0, len(items), FANOUT):
             chunk = self._chunk(items[start : start + FANOUT])
@@ -208,7 +231,12 @@ class ValueWriter:
         """The reference of a message that holds plain values only; None for another."""
         fields = _packed_fields(message)
         seen = self._known.messages.get(id(message))
-        if seen is not None and seen[0] is message and seen[1] == fields and seen[2].hash in self._known.stored:
+        if (
+            seen is not None
+            and seen[0] is message
+            and seen[1] == fields
+            and seen[2].hash in self._known.stored
+        ):
             return seen[2].hash
         return None if fields is None else self._message(message, fields)
 
@@ -221,7 +249,9 @@ class ValueWriter:
         return KINDS[name], data
 
     def _list(self, references: list[Reference]) -> Reference:
-        """A tree over `references`, whose shape depends on their number alone: equal lists have equal hashes."""
+        """A tree over `references`, whose shape depends on their number alone: equal lists have
+        equal hashes.
+        """
         packed = ormsgpack.packb(references[:FANOUT])
         if len(references) <= FANOUT:
             return [LIST, packed] if len(packed) <= _INLINE_BYTES else self._node(LIST, packed)
@@ -252,7 +282,9 @@ class ValueWriter:
         if seen is not None and seen[0] is message and seen[1] == fields:
             return seen[2]
         kept = fields is not None and _is_kept(message, fields)
-        name, data = (self._serializer.dumps_allowed if kept else self._serializer.dumps_typed)(message)
+        name, data = (self._serializer.dumps_allowed if kept else self._serializer.dumps_typed)(
+            message
+        )
         kind = KINDS[name]
         blob = Blob(hash_of(kind, data, self._key), kind, data)
         if fields is not None:
@@ -269,7 +301,9 @@ def _forget_half(remembered: dict[int, Any]) -> None:
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
-    """Serialised fields of a message; None if it holds more than plain values and its class's fields."""
+    """Serialised fields of a message; None if it holds more than plain values and its class's
+    fields.
+    """
     try:
         return None if _more_of(message) else _packed(_fields_of(message))
     except TypeError:
@@ -280,5 +314,7 @@ def _is_kept(message: BaseMessage, fields: bytes) -> bool:
     """Whether LangGraph's form of a message of plain values surely keeps it; a quick check."""
     held: Mapping[str, Any] = message.__dict__
     return (
-        _SOUND.get(type(message)) == held.get("type") and (not has_bytes(fields) or is_plain(held)) and is_sound(held)
+        _SOUND.get(type(message)) == held.get("type")
+        and (not has_bytes(fields) or is_plain(held))
+        and is_sound(held)
     )

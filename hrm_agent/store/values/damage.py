@@ -25,8 +25,8 @@ def reading(what: str, id_: str) -> Generator[None]:
     except (ValueError, TypeError, OverflowError) as error:
         raise StoreError(
             f"The {what} {id_} cannot be read: {in_a_line(error)}.",
-            "The store was damaged or changed: `hrm-agent store verify` lists where, `hrm-agent store delete` takes "
-            "out the threads.",
+            "The store was damaged or changed: `hrm-agent store verify` lists where, `hrm-agent"
+            " store delete` takes out the threads.",
         ) from error
 
 

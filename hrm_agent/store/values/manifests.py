@@ -32,7 +32,11 @@ class CheckpointKey:
 
     def config(self, checkpoint_id: str) -> RunnableConfig:
         """The config of another checkpoint at this place."""
-        named = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
+        named = {
+            "thread_id": self.thread_id,
+            "checkpoint_ns": self.ns,
+            "checkpoint_id": checkpoint_id,
+        }
         return {"configurable": named}
 
 
@@ -43,10 +47,16 @@ def read_manifest(data: bytes) -> tuple[dict[str, Any], Channels]:
 
 
 def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReader) -> Checkpoint:
-    """A checkpoint whose references are loaded. A channel without a version was stored with a value only."""
+    """A checkpoint whose references are loaded. A channel without a version was stored with a value
+    only.
+    """
     checkpoint: dict[str, Any] = {
         **rest,
-        "channel_values": {name: reader.value(ref) for name, (_, ref) in channels.items() if ref is not None},
-        "channel_versions": {name: version for name, (version, _) in channels.items() if version is not None},
+        "channel_values": {
+            name: reader.value(ref) for name, (_, ref) in channels.items() if ref is not None
+        },
+        "channel_versions": {
+            name: version for name, (version, _) in channels.items() if version is not None
+        },
     }
     return cast("Checkpoint", checkpoint)

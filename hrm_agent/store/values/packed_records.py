@@ -1,14 +1,16 @@
-"""Records in a sixth of their bytes, and tokens in a third, for runs that are only read from now on.
+"""Records in a sixth of their bytes, and tokens in a third, for runs that are only read from now
+on.
 
-Most of a record is what every record has: names of fields, and values that are nearly always the same. So it is
-deflated against a dictionary of these, one for calls and one for trajectories. A record that is written is not packed:
-that would cost as much time as the rest of writing it. `hrm-agent store prune --keep-steps` packs what it leaves of a
-training's older rollouts.
+Most of a record is what every record has: names of fields, and values that are nearly always the
+same. So it is deflated against a dictionary of these, one for calls and one for trajectories. A
+record that is written is not packed: that would cost as much time as the rest of writing it.
+`hrm-agent store prune --keep-steps` packs what it leaves of a training's older rollouts.
 
-Of token ids and log-probs the first bytes of all come first, then the second bytes, and so on: most of the higher ones
-are alike.
+Of token ids and log-probs the first bytes of all come first, then the second bytes, and so on: most
+of the higher ones are alike.
 
-The dictionaries are part of the store's format: a byte changed in one makes what was packed with it unreadable.
+The dictionaries are part of the store's format: a byte changed in one makes what was packed with it
+unreadable.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _MOST_BYTES = 1 << 26
 """Of what is packed: something small that claims to be larger was not made here."""
 _CALLS = (
     b'{"idempotency_key":null,"repeated_of":null,"session":null,"status":"error","content":"Trac'
-    b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError: name '
+    b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError:'
+    b" name "
     b'\'x\' is not defined","stdout":"","stderr":"","value":null,"output":null,"duration_seconds":'
     b'0.0,"cpu_seconds":0.0,"peak_memory_bytes":0,"tool_call_id":"","name":"python","arguments":'
     b'{"code":"print("},"status":"ok","__pregel_pull/tools","1/reason/__pregel_pull/reason","sta'
@@ -44,9 +47,11 @@ _TRAJECTORIES = (
     b',"stop_reason":"length","error":null,"answer":null,"rewards":{"correct":0.0},"turns":[{"prompt":"","'
     b'answer":"","ended_at":17}],"forked_from":{"trajectory_id":"","checkpoint_id":"1f1"}{"schema_version"'
     b':2,"id":"","thread_id":"/step-1/0/0","run_id":"","group_id":"/step-1/0","sample_index":0,"task":{"id'
-    b'":"","family":"word_problems","prompt":" How many ? Round to 2 decimals.","answer":"","metadata":{"t'
+    b'":"","family":"word_problems","prompt":" How many ? Round to 2'
+    b' decimals.","answer":"","metadata":{"t'
     b'emplate":"","numbers":[1]}},"graph":"tool_loop","policy":"builtin:cold-start","policy_version":0,"st'
-    b'atus":"completed","stop_reason":"answer","error":null,"answer":"<reason>Python has computed it.</rea'
+    b'atus":"completed","stop_reason":"answer","error":null,"answer":"<reason>Python has computed'
+    b" it.</rea"
     b'son><answer>\\\\boxed{}</answer>","rewards":{"correct":1.0},"turns":[],"forked_from":null,"started_a'
     b't":17,"ended_at":17}'
 )
@@ -56,11 +61,14 @@ _MARK_OF = {"call": b"\x01", "tool": b"\x01", "trajectory": b"\x02"}
 _MASK = b"\x02"
 """The first byte of a packed mask; one that is not packed begins with 0 or 1."""
 _NUMBERS = (b"\x01", b"\x02\x00")
-"""What a packed array begins with: that of the two which makes its length no multiple of four. A plain one's is."""
+"""What a packed array begins with: that of the two which makes its length no multiple of four. A
+plain one's is.
+"""
 
 
 def packed(record: bytes, kind: str) -> bytes:
-    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays as it is.
+    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays
+    as it is.
 
     `kind`: `call`, `tool` or `trajectory`.
     """
@@ -103,7 +111,11 @@ def plain_numbers(stored: bytes) -> bytes:
 
 def packed_mask(mask: bytes) -> bytes:
     """A mask, a byte of 0 or 1 for each token."""
-    return mask if not mask or mask.startswith(_MASK) or len(mask) > _MOST_BYTES else _MASK + _deflated(mask)
+    return (
+        mask
+        if not mask or mask.startswith(_MASK) or len(mask) > _MOST_BYTES
+        else _MASK + _deflated(mask)
+    )
 
 
 def plain_mask(stored: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """Messages as the store has them, read without LangChain.
 
-LangGraph's serializer stores a message as its class and its fields. For the four common classes the fields, if they
-hold plain values only, are what `message_dump` would show of the message again. Everything else, whatever is unusual
-about it, raises `NeedsItsType`, and is left to the serializer: what is read here is never another thing than there.
+LangGraph's serializer stores a message as its class and its fields. For the four common classes the
+fields, if they hold plain values only, are what `message_dump` would show of the message again.
+Everything else, whatever is unusual about it, raises `NeedsItsType`, and is left to the serializer:
+what is read here is never another thing than there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ MESSAGE_FIELDS = {
         "ai",
         (*_COMMON, "tool_calls", "invalid_tool_calls", "usage_metadata"),
     ),
-    ("langchain_core.messages.tool", "ToolMessage"): ("tool", (*_COMMON, "tool_call_id", "artifact", "status")),
+    ("langchain_core.messages.tool", "ToolMessage"): (
+        "tool",
+        (*_COMMON, "tool_call_id", "artifact", "status"),
+    ),
 }
 """Module and class -> `type` of such a message, and its fields in their order."""
 _CALL = ("name", "args", "id", "type")
@@ -47,7 +51,9 @@ DETAILS = {
 }
 """Parts of `usage_metadata` -> the counts that they may have."""
 TYPED = 100
-"""Code of the extension for values that LangGraph's form does not keep (`hrm_agent.store.values.typed_values`)."""
+"""Code of the extension for values that LangGraph's form does not keep
+(`hrm_agent.store.values.typed_values`).
+"""
 _PYDANTIC = 5
 """Code of the extension type as which LangGraph's serializer packs a model of pydantic."""
 
@@ -73,7 +79,9 @@ class Packed(NamedTuple):
 
 
 class PlainMessages:
-    """A loader (`hrm_agent.store.values.value_reader`) of what requests name: messages, and the JSON of others."""
+    """A loader (`hrm_agent.store.values.value_reader`) of what requests name: messages, and the
+    JSON of others.
+    """
 
     def loads_typed(self, data: tuple[str, bytes]) -> StoredMessage | bytes | list[Any]:
         kind, content = data
@@ -88,7 +96,9 @@ class PlainMessages:
 
 
 def unpacked(data: bytes) -> Any:
-    """A packed value, with `Packed` where an object would be. Raises `NeedsItsType` for what is not valid."""
+    """A packed value, with `Packed` where an object would be. Raises `NeedsItsType` for what is not
+    valid.
+    """
     try:
         return ormsgpack.unpackb(data, ext_hook=Packed, option=ormsgpack.OPT_NON_STR_KEYS)
     except ValueError as error:
@@ -104,7 +114,12 @@ def _fields(model: Any) -> dict[str, Any]:
         case _:
             raise NeedsItsType
     try:
-        plain = tuple(fields) == names and fields["type"] == type_ and is_json(fields) and is_sound(fields)
+        plain = (
+            tuple(fields) == names
+            and fields["type"] == type_
+            and is_json(fields)
+            and is_sound(fields)
+        )
     except RecursionError as error:
         raise NeedsItsType from error
     if not plain:
@@ -137,7 +152,8 @@ def is_sound(fields: Mapping[str, Any]) -> bool:
         and all(map(_is_call, cast("list[Any]", calls)))
         and isinstance(invalid, list)
         and all(map(_is_invalid_call, cast("list[Any]", invalid)))
-        and bool(calls or invalid or not fields["additional_kwargs"].get("tool_calls"))  # these it would parse
+        # these it would parse
+        and bool(calls or invalid or not fields["additional_kwargs"].get("tool_calls"))
         and _is_usage(fields.get("usage_metadata"))
         and isinstance(fields.get("tool_call_id", ""), str)
         and fields.get("status", "success") in ("success", "error")
@@ -146,7 +162,8 @@ def is_sound(fields: Mapping[str, Any]) -> bool:
 
 def _is_text_or_parts(content: Any) -> bool:
     return isinstance(content, str) or (
-        isinstance(content, list) and all(isinstance(part, (str, dict)) for part in cast("list[Any]", content))
+        isinstance(content, list)
+        and all(isinstance(part, (str, dict)) for part in cast("list[Any]", content))
     )
 
 
@@ -178,10 +195,17 @@ def _is_usage(usage: Any) -> bool:
     given = cast("dict[str, Any]", usage)
     counts = {name: value for name, value in given.items() if name not in DETAILS}
     parts = [(DETAILS[name], value) for name, value in given.items() if name in DETAILS]
-    return _are_counts(counts, _COUNTS) and len(counts) == len(_COUNTS) and all(_are_counts(v, k) for k, v in parts)
+    return (
+        _are_counts(counts, _COUNTS)
+        and len(counts) == len(_COUNTS)
+        and all(_are_counts(v, k) for k, v in parts)
+    )
 
 
 def _are_counts(found: Any, names: tuple[str, ...]) -> bool:
     if not isinstance(found, dict):
         return False
-    return all(name in names and type(value) is int for name, value in cast("dict[str, Any]", found).items())
+    return all(
+        name in names and type(value) is int
+        for name, value in cast("dict[str, Any]", found).items()
+    )

@@ -1,6 +1,7 @@
 """Why a stored value is not made into an object, or a value is not stored.
 
-A module of its own, so that reading a store does not import LangGraph, which the serializer that raises them needs.
+A module of its own, so that reading a store does not import LangGraph, which the serializer that
+raises them needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ _MOST_SHOWN = 200
 
 
 class RefusedValue(Exception):
-    """A stored value that must not be built, or a value that must not be stored. The message names it."""
+    """A stored value that must not be built, or a value that must not be stored. The message names
+    it.
+    """
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)
@@ -33,4 +36,6 @@ class Unstorable(RefusedValue):
 
 
 class UnknownType(RefusedValue):
-    """One of a type that nobody allowed: whether it is damaged, only who knows the type can tell."""
+    """One of a type that nobody allowed: whether it is damaged,
+    only who knows the type can tell.
+    """

@@ -1,10 +1,12 @@
-"""What model calls were sent, as references to values: a conversation of n turns costs n messages and not n^2.
+"""What model calls were sent, as references to values: a conversation of n turns costs n messages
+and not n^2.
 
-A request is mostly what the checkpoint before it holds, so its messages are the checkpoint's own values. It is stored
-as two lists, the system turns at its front and the rest: a graph that sends a system turn and its state's messages
-sends, in the second, a list that the checkpoint has stored already. A message that would not come back as it is (of a
-class of one's own, or with objects inside) is stored as the JSON that `Call.request` shows of it. The tools that were
-offered are a third list, of their JSON: every call that offers them names the same one.
+A request is mostly what the checkpoint before it holds, so its messages are the checkpoint's own
+values. It is stored as two lists, the system turns at its front and the rest: a graph that sends a
+system turn and its state's messages sends, in the second, a list that the checkpoint has stored
+already. A message that would not come back as it is (of a class of one's own, or with objects
+inside) is stored as the JSON that `Call.request` shows of it. The tools that were offered are a
+third list, of their JSON: every call that offers them names the same one.
 """
 
 from __future__ import annotations
@@ -60,15 +62,19 @@ def write_request(
     writer: ValueWriter,
     dumps: Dumps | None = None,
 ) -> SentRow:
-    """The row of a request; what it names is added to the writer. A mapping is a message's JSON dump, None unknown.
+    """The row of a request; what it names is added to the writer. A mapping is a message's JSON
+    dump, None unknown.
 
-    Two references are the messages', one is the tools', three are both. Rows of an earlier version have two. `dumps`:
-    of messages and tools that were shown before, to which those of this request are added.
+    Two references are the messages', one is the tools', three are both. Rows of an earlier version
+    have two. `dumps`: of messages and tools that were shown before, to which those of this request
+    are added.
     """
     parts: list[list[Reference]] = []
     dumps = {} if dumps is None else dumps
     if messages is not None:
-        leading = sum(1 for _ in takewhile(lambda message: isinstance(message, SystemMessage), messages))
+        leading = sum(
+            1 for _ in takewhile(lambda message: isinstance(message, SystemMessage), messages)
+        )
         split = (messages[:leading], messages[leading:])
         parts += [_references(part, writer) for part in split]
     shown = _shown(messages, list(chain.from_iterable(parts)), dumps)
@@ -82,7 +88,9 @@ def write_request(
 
 
 def _read_back(text: bytes, dumps: Dumps) -> Dump:
-    """A tool as it will be read: its JSON has lists for tuples, and shares nothing with the caller's."""
+    """A tool as it will be read: its JSON has lists for tuples, and shares nothing with the
+    caller's.
+    """
     if (dump := dumps.get(text)) is None:
         dump = json.loads(text)
         remember(dumps, text, dump)
@@ -90,7 +98,9 @@ def _read_back(text: bytes, dumps: Dumps) -> Dump:
 
 
 def _shown(
-    messages: Sequence[BaseMessage | Mapping[str, Any]] | None, references: Sequence[Reference], dumps: Dumps
+    messages: Sequence[BaseMessage | Mapping[str, Any]] | None,
+    references: Sequence[Reference],
+    dumps: Dumps,
 ) -> tuple[Dump, ...] | None:
     """The messages as they will be read back; None where that is not plain to see."""
     if messages is None or not all(isinstance(reference, bytes) for reference in references):
@@ -103,7 +113,8 @@ def _shown(
                 return None
             try:
                 dump = message_dump(message)
-            except (ValueError, RecursionError):  # an object in it, of which its type's name will be read back
+            # an object in it, of which its type's name will be read back
+            except (ValueError, RecursionError):
                 return None
             if not _is_text(dump):
                 return None
@@ -121,8 +132,13 @@ def _is_text(dump: Dump) -> bool:
     return True
 
 
-def _references(messages: Sequence[BaseMessage | Mapping[str, Any]], writer: ValueWriter) -> list[Reference]:
-    if all(map(_is_own, set(map(type, messages)))) and (found := writer.messages(messages)) is not None:
+def _references(
+    messages: Sequence[BaseMessage | Mapping[str, Any]], writer: ValueWriter
+) -> list[Reference]:
+    if (
+        all(map(_is_own, set(map(type, messages))))
+        and (found := writer.messages(messages)) is not None
+    ):
         return found
     return [_reference(message, writer) for message in messages]
 
@@ -130,8 +146,14 @@ def _references(messages: Sequence[BaseMessage | Mapping[str, Any]], writer: Val
 def _is_plain(message: BaseMessage) -> bool:
     """It is read back as it stands, and not large."""
     text = message.content
-    calls = "tool_calls" in message.additional_kwargs  # of which LangChain makes others when it reads them
-    return _is_own(type(message)) and isinstance(text, str) and len(text) <= _MOST_CHARACTERS and not calls
+    # of which LangChain makes others when it reads them
+    calls = "tool_calls" in message.additional_kwargs
+    return (
+        _is_own(type(message))
+        and isinstance(text, str)
+        and len(text) <= _MOST_CHARACTERS
+        and not calls
+    )
 
 
 @lru_cache
@@ -146,7 +168,9 @@ def _reference(message: BaseMessage | Mapping[str, Any], writer: ValueWriter) ->
         try:
             message = message_dump(message, lambda value: type(value).__qualname__)
         except (ValueError, RecursionError) as error:
-            raise Unstorable(f"a message ({type(message).__name__}) that cannot be stored: {error}") from error
+            raise Unstorable(
+                f"a message ({type(message).__name__}) that cannot be stored: {error}"
+            ) from error
     return writer.reference(_json(message))
 
 
@@ -168,7 +192,9 @@ class RequestStore:
         insert: Callable[[WriteCursor, SentRow], T],
         thread_id: str,
     ) -> Future[T]:
-        """Do `insert` with the row of a request of a thread, in one transaction with the values that it names."""
+        """Do `insert` with the row of a request of a thread, in one transaction with the values
+        that it names.
+        """
         try:
             encode = partial(write_request, messages, tools, dumps=self._dumps)
             return self.blobs.write(self.serializer, encode, insert, thread_id, waits=True)

@@ -30,8 +30,11 @@ def read_request(data: bytes) -> list[Reference]:
     return cast("list[Reference]", ormsgpack.unpackb(data))
 
 
-def read_requests(reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Dump]) -> Sent:
-    """What the calls were sent whose rows these are, by their ids. `dump`: of a value that `reader` gives.
+def read_requests(
+    reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Dump]
+) -> Sent:
+    """What the calls were sent whose rows these are, by their ids. `dump`: of a value that `reader`
+    gives.
 
     What several calls sent is read once, and is one object.
     """
@@ -54,7 +57,10 @@ def read_requests(reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes]
         for here, each in parts.items():
             lists = [tuple(dumped(value) for value in reader.value(part)) for part in each]
             tools = {"tools": lists.pop()} if len(lists) in _WITH_TOOLS else {}
-            found[here] = {**({"request": tuple(chain.from_iterable(lists))} if lists else {}), **tools}
+            found[here] = {
+                **({"request": tuple(chain.from_iterable(lists))} if lists else {}),
+                **tools,
+            }
     except (RefusedValue, *DAMAGED) as error:
         raise StoreError(
             f"The request of model call {here}: {error}. It was not read.",
@@ -73,8 +79,12 @@ def json_dump(message: Any) -> Dump:
     return cast(Dump, found)
 
 
-def copies_of(dumps: Iterable[dict[str, Any]], copied: dict[int, Any]) -> tuple[dict[str, Any], ...]:
-    """Copies of JSON objects, one of each; `copied` has those that were made before, by the ids of their originals."""
+def copies_of(
+    dumps: Iterable[dict[str, Any]], copied: dict[int, Any]
+) -> tuple[dict[str, Any], ...]:
+    """Copies of JSON objects, one of each; `copied` has those that were made before, by the ids of
+    their originals.
+    """
     found: list[dict[str, Any]] = []
     for dump in dumps:
         if id(dump) not in copied:

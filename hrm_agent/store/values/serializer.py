@@ -1,13 +1,13 @@
 """LangGraph's serializer, strict: values come back unchanged, and only of allowed types.
 
-LangGraph's own strict mode returns the raw arguments of a refused type, or of an object that cannot be rebuilt, and
-logs a line. Here both raise `RefusedValue`, since a silently changed state is worse than an error. Allowed are
-LangGraph's own list of plain and LangChain types, the types that a graph's state declares (`StoreSaver.allowing`), and
-those that `open_store(allow=...)` names.
+LangGraph's own strict mode returns the raw arguments of a refused type, or of an object that cannot
+be rebuilt, and logs a line. Here both raise `RefusedValue`, since a silently changed state is worse
+than an error. Allowed are LangGraph's own list of plain and LangChain types, the types that a
+graph's state declares (`StoreSaver.allowing`), and those that `open_store(allow=...)` names.
 
-A value is written in plain msgpack if its types are msgpack's; in LangGraph's form if that keeps it unchanged; else in
-a form of ours (`hrm_agent.store.values.typed_values`). A value that would come back changed, in type or value, is refused when
-it is written.
+A value is written in plain msgpack if its types are msgpack's; in LangGraph's form if that keeps it
+unchanged; else in a form of ours (`hrm_agent.store.values.typed_values`). A value that would come
+back changed, in type or value, is refused when it is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from hrm_agent.import_by_name import LOCAL_NAMES, local_modules, natural_name, stem_of
-from hrm_agent.langgraph_format import is_safe_method, is_safe_type, subgraphs_of, types_of_channels, types_of_schemas
+from hrm_agent.langgraph_format import (
+    is_safe_method,
+    is_safe_type,
+    subgraphs_of,
+    types_of_channels,
+    types_of_schemas,
+)
 from hrm_agent.store.values.plain_reader import TYPED
 from hrm_agent.store.values.refusals import RefusedValue, UnknownType, Unstorable
 from hrm_agent.store.values.typed_values import (
@@ -58,13 +64,17 @@ _ONE, _SEVERAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """Reads msgpack of allowed types and plain bytes, nothing else: no pickle, no JSON constructors."""
+    """Reads msgpack of allowed types and plain bytes, nothing else: no pickle, no JSON
+    constructors.
+    """
 
     def __init__(self, allow: Iterable[tuple[str, ...]] = ()) -> None:
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Raises `Unstorable` for a value that would come back changed, `UnknownType` for a forbidden type."""
+        """Raises `Unstorable` for a value that would come back changed, `UnknownType` for a
+        forbidden type.
+        """
         type_ = type(obj)
         if type_ is NoneType or type_ is bytes or type_ is bytearray:
             return super().dumps_typed(obj)
@@ -77,7 +87,9 @@ class StrictSerializer(JsonPlusSerializer):
         try:
             return "msgpack", self._exactly(obj)
         except RecursionError as error:
-            raise Unstorable(f"a value ({type_.__name__}) nested too deeply to be stored") from error
+            raise Unstorable(
+                f"a value ({type_.__name__}) nested too deeply to be stored"
+            ) from error
 
     def dumps_numbers(self, obj: list[Any]) -> tuple[str, bytes]:
         """Like `dumps_typed`, for a list of numbers, booleans and None."""
@@ -99,9 +111,13 @@ class StrictSerializer(JsonPlusSerializer):
         try:
             place = difference(obj, self._made(data))
         except RefusedValue as error:
-            raise Unstorable(f"a value ({type(obj).__name__}) that could not be read back: {error}") from error
+            raise Unstorable(
+                f"a value ({type(obj).__name__}) that could not be read back: {error}"
+            ) from error
         if place is not None:
-            raise Unstorable(f"a value ({type(obj).__name__}) that would come back as another", place)
+            raise Unstorable(
+                f"a value ({type(obj).__name__}) that would come back as another", place
+            )
         return data
 
     def _as_stock(self, obj: Any) -> bytes | None:
@@ -119,16 +135,24 @@ class StrictSerializer(JsonPlusSerializer):
         return found if isinstance(found, ormsgpack.Ext) else None
 
     def dumps_allowed(self, obj: Any) -> tuple[str, bytes]:
-        """Like `dumps_typed`, for values known to be of allowed types and kept by LangGraph's form."""
+        """Like `dumps_typed`, for values known to be of allowed types and kept by LangGraph's
+        form.
+        """
         try:
             return super().dumps_typed(obj)
         except (TypeError, ValueError, RecursionError) as error:
             if _is_deep(obj):
-                raise Unstorable(f"a value ({type(obj).__name__}) nested too deeply to be stored") from error
-            raise Unstorable(f"a value ({type(obj).__name__}) that cannot be stored: {error}") from error
+                raise Unstorable(
+                    f"a value ({type(obj).__name__}) nested too deeply to be stored"
+                ) from error
+            raise Unstorable(
+                f"a value ({type(obj).__name__}) that cannot be stored: {error}"
+            ) from error
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Raises `UnknownType` for a type that is not allowed, `RefusedValue` for a value that cannot be rebuilt."""
+        """Raises `UnknownType` for a type that is not allowed, `RefusedValue` for a value that
+        cannot be rebuilt.
+        """
         kind, content = data
         if kind not in _KINDS:
             raise RefusedValue(f"a value of the kind {kind!r}, which is never read")
@@ -154,7 +178,9 @@ class StrictSerializer(JsonPlusSerializer):
             raise RefusedValue(f"a value that is not valid msgpack: {error}") from error
 
     def _noted(self, code: int, data: bytes) -> Any:
-        """The object of an extension. Errors are kept here, since `ormsgpack` does not pass them on."""
+        """The object of an extension. Errors are kept here, since `ormsgpack` does not pass them
+        on.
+        """
         try:
             return self._object(code, data)
         except RefusedValue as error:
@@ -174,15 +200,23 @@ class StrictSerializer(JsonPlusSerializer):
             if code == _METHOD and not is_safe_method(module, name, *how):
                 raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
             cls = self._named(module, name)
-            return made_again(cls, given, *how) if code == TYPED else _STOCK_MAKERS[code](cls, given, *how)
+            return (
+                made_again(cls, given, *how)
+                if code == TYPED
+                else _STOCK_MAKERS[code](cls, given, *how)
+            )
         except RefusedValue:
             raise
         except Exception as error:  # whatever a foreign class raises
             reason = f"{type(error).__name__}: {error}"
-            raise RefusedValue(f"a value of the type {module}.{name}, which cannot be made again: {reason}") from error
+            raise RefusedValue(
+                f"a value of the type {module}.{name}, which cannot be made again: {reason}"
+            ) from error
 
     def _refuse(self, obj: Any) -> None:
-        """Raises the reason why LangGraph's form does not keep a value of a type without another form."""
+        """Raises the reason why LangGraph's form does not keep a value of a type without another
+        form.
+        """
         _, data = self.dumps_allowed(obj)
         self._made(data)
         raise Unstorable(f"a value ({type(obj).__name__}) that would come back as another")
@@ -192,7 +226,9 @@ class StrictSerializer(JsonPlusSerializer):
         try:
             self._named(module, name)
         except (ImportError, AttributeError) as error:
-            raise Unstorable(f"a value of the type {module}.{name}, which is not found under this name") from error
+            raise Unstorable(
+                f"a value of the type {module}.{name}, which is not found under this name"
+            ) from error
 
     def _named(self, module: str, name: str) -> Any:
         """The type that a store names; its module may have another name in this process."""
@@ -211,24 +247,33 @@ class StrictSerializer(JsonPlusSerializer):
             raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
         if len(places) > 1:
             raise RefusedValue(
-                f"a value of the type {module}.{name}, which {' and '.join(sorted(places))} have both: "
-                "two files of one name are loaded in this process"
+                f"a value of the type {module}.{name}, which {' and '.join(sorted(places))} have"
+                " both: two files of one name are loaded in this process"
             )
         return _attribute(places[0], name)
 
     def _places(self, module: str, name: str) -> Sequence[str]:
-        """Modules of this process that a stored name may mean and whose type of this name is allowed."""
+        """Modules of this process that a stored name may mean and whose type of this name is
+        allowed.
+        """
         allowed = cast("Iterable[tuple[str, ...]]", self._allowed_msgpack_modules or ())
         own_name = name.rpartition(".")[2]
-        found = list(dict.fromkeys(place for place, *names in allowed if names[0] in (name, own_name)))
+        found = list(
+            dict.fromkeys(place for place, *names in allowed if names[0] in (name, own_name))
+        )
         here = local_modules(module)
         if local := [place for place in found if place in here]:
             return local
         if module in found:
             return here[:1] if here and not _is_loaded(module) else [module]
-        # the project lies in another folder of a larger one, or an earlier version has stored a local name
+        # the project lies in another folder of a larger one, or an earlier version has stored a
+        # local name
         stem = stem_of(module)
-        return [place for place in found if _is_loaded(place) and (module == "__main__" or stem_of(place) == stem)]
+        return [
+            place
+            for place in found
+            if _is_loaded(place) and (module == "__main__" or stem_of(place) == stem)
+        ]
 
 
 @lru_cache(maxsize=256)
@@ -264,7 +309,8 @@ def _attribute(module: str, name: str) -> Any:
     try:
         return attrgetter(name)(home)
     except AttributeError:
-        if "[" in name:  # a generic model's class for its arguments: no module has it, and its name may be of two
+        # a generic model's class for its arguments: no module has it, and its name may be of two
+        if "[" in name:
             made = attrgetter(name.partition("[")[0])(home).__subclasses__()
             found = [each for each in made if each.__qualname__ == name]
             if len(found) != 1:
@@ -297,14 +343,20 @@ def _hashable(item: Any) -> Any:
 
 
 def _of_several(cls: Any, given: Sequence[Any]) -> Any:
-    return Send(given[0], given[1], timeout=given[2]) if cls is Send and len(given) > 2 else cls(*given)
+    return (
+        Send(given[0], given[1], timeout=given[2])
+        if cls is Send and len(given) > 2
+        else cls(*given)
+    )
 
 
 def _of_keywords(cls: Any, given: dict[str, Any]) -> Any:
     try:
         return cls(**given)
     except TypeError:
-        names = [each.name for each in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        names = (
+            [each.name for each in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        )
         if names != [*given]:
             raise
     made: Any = object.__new__(cast("Any", cls))  # some of its fields are none of its arguments
@@ -317,7 +369,9 @@ def _of_fields(cls: Any, given: dict[str, Any], *_: Any) -> Any:
     try:
         return cls(**given)
     except Exception:  # of a validator: the values were valid, or were put there unseen
-        return cls.model_construct(**given) if issubclass(cls, BaseModel) else cls.construct(**given)
+        return (
+            cls.model_construct(**given) if issubclass(cls, BaseModel) else cls.construct(**given)
+        )
 
 
 _STOCK_MAKERS: dict[int, Callable[..., Any]] = {
@@ -335,7 +389,9 @@ _DEEP = 200
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether containers are nested too deeply; called only for a value that could not be stored."""
+    """Whether containers are nested too deeply;
+    called only for a value that could not be stored.
+    """
     level, seen = [value], 0
     while level and seen < _DEEP:
         seen += 1
@@ -366,7 +422,9 @@ _WITHOUT_HINTS = (
 
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""
+    """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes
+    send each other.
+    """
     found = set[tuple[str, ...]]()
     seen = dict[int, Any]()
     for each in (graph, *(inner for _, inner in subgraphs_of(graph))):
@@ -383,11 +441,17 @@ def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ..
 def _schemas_sent(graph: Pregel[Any, Any, Any, Any]) -> list[Any]:
     """Input schemas that nodes declare, which are types of what `Send` gives them."""
     nodes: dict[str, Any] = getattr(getattr(graph, "builder", None), "nodes", {})
-    return [schema for node in nodes.values() if (schema := getattr(node, "input_schema", None)) is not None]
+    return [
+        schema
+        for node in nodes.values()
+        if (schema := getattr(node, "input_schema", None)) is not None
+    ]
 
 
 def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any]) -> None:
-    """Collect classes that LangGraph overlooks: named tuples, nested classes, classes in general types, errors."""
+    """Collect classes that LangGraph overlooks: named tuples, nested classes, classes in general
+    types, errors.
+    """
     if id(hint) in seen:
         return
     seen[id(hint)] = hint
@@ -403,7 +467,9 @@ def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any
         if (
             held
             or secret
-            or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset))
+            or issubclass(
+                hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset)
+            )
         ):
             found.add((hint.__module__, hint.__qualname__))
     if held:

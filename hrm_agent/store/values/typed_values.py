@@ -1,8 +1,9 @@
 """Exact serialised form of values, in type and value; and the difference between two values.
 
-msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would change (a tuple, a
-`Counter`, a model with a private attribute) is written as an extension of msgpack: module, name, parts, and the way in
-which the value is built of its parts. `hrm_agent.store.values.serializer` decides which types may be read.
+msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would
+change (a tuple, a `Counter`, a model with a private attribute) is written as an extension of
+msgpack: module, name, parts, and the way in which the value is built of its parts.
+`hrm_agent.store.values.serializer` decides which types may be read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ from hrm_agent.import_by_name import natural_name
 from hrm_agent.store.values.plain_reader import TYPED
 from hrm_agent.store.values.refusals import RefusedValue, Unstorable
 
-__all__ = ["EXACT", "OWN_TYPES", "TypedEncoder", "difference", "has_bytes", "is_plain", "made_again", "made_array"]
+__all__ = [
+    "EXACT",
+    "OWN_TYPES",
+    "TypedEncoder",
+    "difference",
+    "has_bytes",
+    "is_plain",
+    "made_again",
+    "made_array",
+]
 
 EXACT = (
     ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -44,25 +54,57 @@ EXACT = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-"""Options that refuse all but plain types, and keys that are not texts. They cannot tell bytes from similar types."""
+"""Options that refuse all but plain types, and keys that are not texts. They cannot tell bytes from
+similar types.
+"""
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
 OWN_TYPES: dict[tuple[str, str], type] = {
     (each.__module__, each.__name__): each
     for each in (
-        *(tuple, set, frozenset, dict, str, int, complex, range, bytearray, Counter, OrderedDict, defaultdict, deque),
+        *(
+            tuple,
+            set,
+            frozenset,
+            dict,
+            str,
+            int,
+            complex,
+            range,
+            bytearray,
+            Counter,
+            OrderedDict,
+            defaultdict,
+            deque,
+        ),
         *(Fraction, PurePath, PurePosixPath, PureWindowsPath, dt.datetime, dt.time, _DeltaSnapshot),
     )
 }
 """Types that need no permission, beside those that LangGraph takes for safe."""
 _BASES: tuple[Any, ...] = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
-_FACTORIES = (list, dict, set, tuple, str, int, float, bool, Counter, OrderedDict, deque, frozenset, bytes)
+_FACTORIES = (
+    list,
+    dict,
+    set,
+    tuple,
+    str,
+    int,
+    float,
+    bool,
+    Counter,
+    OrderedDict,
+    deque,
+    frozenset,
+    bytes,
+)
 _MOST_BITS = 64
 _DEEPEST = 128
 """Most levels of nesting in this form: reading each takes several nested Python calls."""
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may hold bytes, the only type that msgpack packs in place of others (`bytearray`)."""
+    """True if packed data may hold bytes, the only type that msgpack packs in place of others
+    (`bytearray`).
+    """
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
 
 
@@ -81,18 +123,24 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_key(key: Any) -> bool:
-    return all(map(_is_key, cast("tuple[Any]", key))) if type(key) is tuple else type(key) in _SCALARS
+    return (
+        all(map(_is_key, cast("tuple[Any]", key))) if type(key) is tuple else type(key) in _SCALARS
+    )
 
 
 class TypedEncoder:
     """Builds the form of one value for `ormsgpack` to pack."""
 
     def __init__(
-        self, stock: Callable[[Any], Any], may_read: Callable[[str, str], None], refuse: Callable[[Any], None]
+        self,
+        stock: Callable[[Any], Any],
+        may_read: Callable[[str, str], None],
+        refuse: Callable[[Any], None],
     ) -> None:
         """`stock`: LangGraph's form of a value; None if it does not keep the value.
 
-        `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that has no other form.
+        `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that
+        has no other form.
         """
         self._stock, self._may_read, self._refuse = stock, may_read, refuse
         self._open: set[int] = set()
@@ -107,7 +155,11 @@ class TypedEncoder:
         if type_ is TextAccessor:
             value, type_ = str(value), str
         if type_ is str:
-            return value if _is_text(value) else _ext(str, [value.encode("utf-8", "surrogatepass")], "text")
+            return (
+                value
+                if _is_text(value)
+                else _ext(str, [value.encode("utf-8", "surrogatepass")], "text")
+            )
         if type_ is int:
             return value if _fits(value) else _ext(int, [hex(value), 16], "arguments")
         if type_ in _SCALARS:
@@ -136,7 +188,8 @@ class TypedEncoder:
             factory = value.default_factory
             if factory is not None and factory not in _FACTORIES:
                 raise Unstorable(
-                    "a defaultdict whose default_factory is no plain type, so that it cannot be found when it is read"
+                    "a defaultdict whose default_factory is no plain type, so that it cannot be"
+                    " found when it is read"
                 )
             named = None if factory is None else [factory.__module__, factory.__name__]
             return _ext(type_, self._pairs(value), "factory", named)
@@ -164,7 +217,8 @@ class TypedEncoder:
             return self._instance(value, type_)
         if "<locals>" in type_.__qualname__:
             raise Unstorable(
-                f"a value of the type {type_.__qualname__}, which stands in a function and cannot be found again"
+                f"a value of the type {type_.__qualname__}, which stands in a function and cannot"
+                " be found again"
             )
         if _way(value, type_) is None:
             self._refuse(value)
@@ -183,9 +237,15 @@ class TypedEncoder:
             fields_set = sorted(value.model_fields_set)
             return _ext(type_, self._named(_own_attributes(value)), how, fields_set, extra, private)
         if how == "model of version 1":
-            private = {name: getattr(value, name) for name in type_.__private_attributes__ if hasattr(value, name)}  # pyright: ignore[reportAttributeAccessIssue]
+            private = {
+                name: getattr(value, name)
+                for name in type_.__private_attributes__
+                if hasattr(value, name)
+            }  # pyright: ignore[reportAttributeAccessIssue]
             fields_set = sorted(value.__fields_set__)
-            return _ext(type_, self._named(_own_attributes(value)), how, fields_set, self._named(private))
+            return _ext(
+                type_, self._named(_own_attributes(value)), how, fields_set, self._named(private)
+            )
         if how == "object":
             return _ext(type_, self._named(_made_of(value)), how)
         if how == "error":
@@ -199,7 +259,11 @@ class TypedEncoder:
     def _plain_base(self, base: type, held: Any) -> Any:
         if issubclass(base, dict):
             return self._pairs(held)
-        return self._items(held) if issubclass(base, (list, tuple, set, frozenset)) else self._form(held)
+        return (
+            self._items(held)
+            if issubclass(base, (list, tuple, set, frozenset))
+            else self._form(held)
+        )
 
     def _within(self, part: str, value: Any) -> Any:
         try:
@@ -222,7 +286,9 @@ class TypedEncoder:
 
 
 def _ext(type_: type, made: Any, *how: Any) -> ormsgpack.Ext:
-    return ormsgpack.Ext(TYPED, _pack([natural_name(type_.__module__), type_.__qualname__, made, *how]))
+    return ormsgpack.Ext(
+        TYPED, _pack([natural_name(type_.__module__), type_.__qualname__, made, *how])
+    )
 
 
 def _pack(form: Any) -> bytes:
@@ -287,7 +353,9 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """The `__dict__` without values of a `cached_property`, which are made again, and without `typing`'s note."""
+    """The `__dict__` without values of a `cached_property`, which are made again, and without
+    `typing`'s note.
+    """
     held: dict[str, Any] = getattr(value, "__dict__", {})
     return {
         name: item
@@ -304,19 +372,27 @@ def _made_of(value: Any) -> dict[str, Any]:
     """Attributes of an object, including those in slots."""
     held = [vars(each).get("__slots__", ()) for each in type(value).__mro__]
     slots = [name for names in held for name in ([names] if isinstance(names, str) else names)]
-    names = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
+    names = [
+        name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+    ]
     return {**{name: getattr(value, name) for name in names}, **_own_attributes(value)}
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """True for a class of Python code without an equality of its own, so that attributes are compared."""
+    """True for a class of Python code without an equality of its own, so that attributes are
+    compared.
+    """
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 
 
 def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes of an error, from its built-in class, since `args` and `__dict__` lack some."""
-    _, arguments, *state = cast("tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error))
+    """Arguments and attributes of an error, from its built-in class, since `args` and `__dict__`
+    lack some.
+    """
+    _, arguments, *state = cast(
+        "tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error)
+    )
     return arguments, {**_made_of(error), **(state[0] if state else {})}
 
 
@@ -337,7 +413,11 @@ def difference(given: Any, found: Any) -> str | None:
     if given is found or (type_ in _SCALARS and type_ is not float and given == found):
         return None
     if type_.__module__ == "numpy":
-        same = given.dtype == found.dtype and given.shape == found.shape and given.tobytes() == found.tobytes()
+        same = (
+            given.dtype == found.dtype
+            and given.shape == found.shape
+            and given.tobytes() == found.tobytes()
+        )
         return None if same and not given.dtype.hasobject else ""
     if isinstance(given, (BaseModel, BaseModelV1)):
         return _compare_models(given, found)
@@ -373,7 +453,9 @@ def _compare_decimals(given: Any, found: Any) -> str | None:
 def _compare_times(given: Any, found: Any) -> str | None:
     *one, zone = _clock(given)
     *other, other_zone = _clock(found)
-    return None if one == other and given.fold == found.fold and not _differ(zone, other_zone) else ""
+    return (
+        None if one == other and given.fold == found.fold and not _differ(zone, other_zone) else ""
+    )
 
 
 def _compare_errors(given: Any, found: Any) -> str | None:
@@ -383,7 +465,9 @@ def _compare_errors(given: Any, found: Any) -> str | None:
 def _differ(given: Any, found: Any) -> bool:
     """Whether objects of foreign types differ, by their own comparison."""
     try:
-        return type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
+        return (
+            type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
+        )
     except Exception:  # a foreign type's own code
         return True
 
@@ -414,7 +498,9 @@ def _compare_members(given: Any, found: Any) -> str | None:
     if len(given) != len(found):
         return ""
     others = {each: each for each in found}
-    odd = [each for each in given if each not in others or difference(each, others[each]) is not None]
+    odd = [
+        each for each in given if each not in others or difference(each, others[each]) is not None
+    ]
     left = [each for each in found if each not in given]
     not_numbers = all(isinstance(each, float) and math.isnan(each) for each in (*odd, *left))
     return None if not_numbers and len(odd) == len(left) else ""
@@ -426,19 +512,27 @@ def _compare_models(given: Any, found: Any) -> str | None:
         return place
     if isinstance(given, BaseModelV1):
         names = type(given).__private_attributes__
-        held = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in (given, found)]
+        held = [
+            {name: getattr(each, name) for name in names if hasattr(each, name)}
+            for each in (given, found)
+        ]
         return _compare_attributes(*held) if given.__fields_set__ == found.__fields_set__ else ""
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         held = [getattr(each, name) or {} for each in (given, found)]
         if (place := _compare_attributes(*held)) is not None:
             return place
-    known = type(given).__module__.startswith("langchain_core.") or given.model_fields_set == found.model_fields_set
+    known = (
+        type(given).__module__.startswith("langchain_core.")
+        or given.model_fields_set == found.model_fields_set
+    )
     return None if known else ""
 
 
 def _compare_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
     if given.keys() != found.keys():
-        return next((f".{name}" for name in (*given, *found) if (name in given) != (name in found)), "")
+        return next(
+            (f".{name}" for name in (*given, *found) if (name in given) != (name in found)), ""
+        )
     for name, one in given.items():
         if (place := difference(one, found[name])) is not None:
             return f".{name}{place}"
@@ -446,7 +540,9 @@ def _compare_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | N
 
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements, and rarely for those of C extensions."""
+"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements,
+and rarely for those of C extensions.
+"""
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Enum, _compare_enums),
     ((str, int, float, bytes), _compare_numbers_and_texts),
@@ -467,7 +563,10 @@ def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
     """Rebuild a value. Raises whatever its class does."""
     maker, is_own = _MAKERS[how]
     if is_own and cls not in _OWN:
-        raise RefusedValue(f"a value of the type {cls.__module__}.{cls.__qualname__} that is made as no such value is")
+        raise RefusedValue(
+            f"a value of the type {cls.__module__}.{cls.__qualname__} that is made as no such"
+            " value is"
+        )
     return maker(cls, given, *more)
 
 
@@ -503,17 +602,26 @@ def _with_attributes(made: Any, attributes: dict[str, Any]) -> Any:
 
 
 def _model(
-    cls: Any, given: dict[str, Any], fields_set: list[str], extra: dict[str, Any] | None, private: dict[str, Any] | None
+    cls: Any,
+    given: dict[str, Any],
+    fields_set: list[str],
+    extra: dict[str, Any] | None,
+    private: dict[str, Any] | None,
 ) -> Any:
     made = cls.__new__(cls)
     names = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
     held: dict[str, Any] = dict(zip(names, (given, set(fields_set), extra, private), strict=True))
     wanted = [name for name in names if held[name] is not None or getattr(cls, name) is not None]
-    return _with_attributes(made, {name: held[name] for name in wanted})  # a `RootModel` has no place for the last two
+    # a `RootModel` has no place for the last two
+    return _with_attributes(made, {name: held[name] for name in wanted})
 
 
-def _model_of_version_1(cls: Any, given: dict[str, Any], fields_set: list[str], private: dict[str, Any]) -> Any:
-    return _with_attributes(cls.__new__(cls), {"__dict__": given, "__fields_set__": set(fields_set), **private})
+def _model_of_version_1(
+    cls: Any, given: dict[str, Any], fields_set: list[str], private: dict[str, Any]
+) -> Any:
+    return _with_attributes(
+        cls.__new__(cls), {"__dict__": given, "__fields_set__": set(fields_set), **private}
+    )
 
 
 def _error(cls: Any, given: list[Any], attributes: dict[str, Any]) -> Any:
@@ -553,7 +661,10 @@ _MAKERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "arguments": (lambda cls, given: cls(*given), True),
     "text": (lambda cls, given: given[0].decode("utf-8", "surrogatepass"), True),
     "clock": (lambda cls, given, fold: cls(*given, fold=fold), True),
-    "call": (lambda cls, given: Send(*given[:2], timeout=given[2] if len(given) > 2 else None), True),
+    "call": (
+        lambda cls, given: Send(*given[:2], timeout=given[2] if len(given) > 2 else None),
+        True,
+    ),
     "array": (_array_or_number, False),
     "member": (lambda cls, given: cls.__members__[given], False),
     "model": (_model, False),

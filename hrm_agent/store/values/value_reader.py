@@ -1,7 +1,7 @@
 """Reads content-addressed values: what `hrm_agent.store.values.content_addressed` has written.
 
-What becomes of a leaf is the loader's business. So the values of a store are also read by those who make no objects of
-them, without LangChain and LangGraph, which take most of a second to import.
+What becomes of a leaf is the loader's business. So the values of a store are also read by those who
+make no objects of them, without LangChain and LangGraph, which take most of a second to import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import ormsgpack
 
 from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.values.cipher import Cipher
-from hrm_agent.store.values.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
+from hrm_agent.store.values.hashing import (
+    BYTEARRAY,
+    BYTES,
+    DICT,
+    LIST,
+    MSGPACK,
+    NULL,
+    TREE,
+    hash_of,
+)
 from hrm_agent.store.values.refusals import RefusedValue
 
 __all__ = ["KINDS", "MOST_PARTS", "Loader", "Reference", "ValueReader", "read_values", "references"]
@@ -22,7 +31,9 @@ KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPAC
 """The kinds of leaves, by the names that LangGraph's serializer has for them."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
 MOST_PARTS = 2_000_000
-"""Of one value that is read without its types: so many messages and tables in one state are nobody's."""
+"""Of one value that is read without its types: so many messages and tables in one state are
+nobody's.
+"""
 _AT_ONCE = 500
 """Hashes in one query."""
 
@@ -49,23 +60,35 @@ def read_values(
             some = hashes[start : start + _AT_ONCE]
             query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
             for hash_, kind, data in cursor.execute(query, list(some)).fetchall():
-                yield bytes(hash_), kind if type(kind) is int else -1, cipher.open(data, "blob", bytes(hash_))
+                yield (
+                    bytes(hash_),
+                    kind if type(kind) is int else -1,
+                    cipher.open(data, "blob", bytes(hash_)),
+                )
 
     return ValueReader(loader, fetch, key=cipher.hash_key, shared=shared, most=most)
 
 
 class ValueReader:
-    """Turns references back into values. All blobs that they need are fetched level by level, each once.
+    """Turns references back into values. All blobs that they need are fetched level by level, each
+    once.
 
-    With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand lists over the same
-    messages. Without, every value is an object of its own, which its reader may change.
+    With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand
+    lists over the same messages. Without, every value is an object of its own, which its reader may
+    change.
 
-    A value of more than `most` parts is refused: forty forged rows, each of which names the next one ten times, stand
-    for more than any memory holds.
+    A value of more than `most` parts is refused: forty forged rows, each of which names the next
+    one ten times, stand for more than any memory holds.
     """
 
     def __init__(
-        self, serializer: Loader, fetch: Fetch, *, key: bytes = b"", shared: bool = False, most: int | None = None
+        self,
+        serializer: Loader,
+        fetch: Fetch,
+        *,
+        key: bytes = b"",
+        shared: bool = False,
+        most: int | None = None,
     ) -> None:
         self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
         self._most, self._parts = most, dict[bytes, int]()
@@ -88,14 +111,20 @@ class ValueReader:
                 wanted.extend(references(kind, content))
             if lost := [hash_ for hash_ in missing if hash_ not in self._blobs]:
                 raise RefusedValue(f"a value that is not in the store: {lost[0].hex()}")
-        if self._most is not None and any(self._count(root) > self._most for root in roots if root is not None):
+        if self._most is not None and any(
+            self._count(root) > self._most for root in roots if root is not None
+        ):
             raise RefusedValue(f"a value of more than {self._most:,} parts")
 
     def _count(self, reference: Reference) -> int:
         """The parts of a value, without making it."""
         if isinstance(reference, bytes) and reference in self._parts:
             return self._parts[reference]
-        kind, content = self._blobs[reference] if isinstance(reference, bytes) else (int(reference[0]), reference[1])
+        kind, content = (
+            self._blobs[reference]
+            if isinstance(reference, bytes)
+            else (int(reference[0]), reference[1])
+        )
         if kind < LIST:
             return 1
         held: Any = _unpack(content) if isinstance(content, bytes) else content

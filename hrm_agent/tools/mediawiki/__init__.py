@@ -3,8 +3,8 @@
     wiki = open_wiki("en", user_agent="whales/1.0 (ann@example.org)", cache="runs/wiki")
     page = wiki.page("Blue whale")
 
-`open_wiki` takes the URL of an `api.php`, or a language for its Wikipedia. Threads and event loops may share what it
-gives: every method has an async twin, and both go one way.
+`open_wiki` takes the URL of an `api.php`, or a language for its Wikipedia. Threads and event loops
+may share what it gives: every method has an async twin, and both go one way.
 """
 
 from hrm_agent.tools.mediawiki.client import MediaWiki, open_wiki

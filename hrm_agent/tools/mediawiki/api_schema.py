@@ -1,6 +1,7 @@
 """The shape of a MediaWiki's answers (formatversion 2), as far as they are read.
 
-A wiki may say anything. This is where it is checked: what is no title, no URL or no number goes no further.
+A wiki may say anything. This is where it is checked: what is no title, no URL or no number goes no
+further.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _LONGEST_TITLE = 512
 _LONGEST_URL = 8_192
 _NOT_IN_A_URL = re.compile(r'[ <>"\\^`{|}]')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What begins a line or commands a terminal. Joiners are letters' business: Persian titles have them."""
+"""What begins a line or commands a terminal. Joiners are letters' business: Persian titles have
+them.
+"""
 
 
 def _titled(value: str) -> str:
@@ -36,7 +39,12 @@ def _of_the_web(value: str) -> str:
         url = httpx.URL(value)
     except httpx.InvalidURL as error:
         raise ValueError("no URL") from error
-    if url.scheme not in ("http", "https") or not url.host or _CONTROL.search(value) or _NOT_IN_A_URL.search(value):
+    if (
+        url.scheme not in ("http", "https")
+        or not url.host
+        or _CONTROL.search(value)
+        or _NOT_IN_A_URL.search(value)
+    ):
         raise ValueError("no URL of the web")
     return value
 

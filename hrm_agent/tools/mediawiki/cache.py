@@ -1,8 +1,9 @@
 """Answers of a wiki on disk, shared by processes.
 
-A folder that others may write to is no way into this process: only JSON is read, and only files of the cache's own are
-removed. (diskcache by itself unpickles a row that says it is a pickle, with its JSONDisk as well, and removes whatever
-file a row names.) Who can write to it can still put words into the wiki's mouth: keep it where your other data is.
+A folder that others may write to is no way into this process: only JSON is read, and only files of
+the cache's own are removed. (diskcache by itself unpickles a row that says it is a pickle, with its
+JSONDisk as well, and removes whatever file a row names.) Who can write to it can still put words
+into the wiki's mouth: keep it where your other data is.
 
 A cache that is damaged, locked or full never costs an answer: the wiki is asked again.
 """
@@ -57,10 +58,13 @@ class AnswerCache:
     def __init__(self, folder: Path | str, seconds: float) -> None:
         self._seconds, self._warned = seconds, False
         try:
-            self._cache = Cache(str(folder), timeout=_SECONDS_FOR_A_LOCK, disk=_OnlyJSON, size_limit=_MAX_BYTES)
+            self._cache = Cache(
+                str(folder), timeout=_SECONDS_FOR_A_LOCK, disk=_OnlyJSON, size_limit=_MAX_BYTES
+            )
         except _DAMAGE as error:
             raise ConfigError(
-                f"{folder} cannot hold the answers of a wiki: {error}", "Name an empty folder that you may write to."
+                f"{folder} cannot hold the answers of a wiki: {error}",
+                "Name an empty folder that you may write to.",
             ) from error
 
     async def get(self, key: str) -> dict[str, Any] | None:

@@ -1,13 +1,15 @@
 """One wiki: search, and read.
 
-Its API is asked for what it says of itself: a page's own title behind redirects, its canonical URL, its newest
-revision, and its text by the extension TextExtracts, which leaves out tables and notes; where that is missing, or gives
-nothing, the text is that of the page's HTML. Only whole answers without an error are cached.
+Its API is asked for what it says of itself: a page's own title behind redirects, its canonical URL,
+its newest revision, and its text by the extension TextExtracts, which leaves out tables and notes;
+where that is missing, or gives nothing, the text is that of the page's HTML. Only whole answers
+without an error are cached.
 
 A wiki as two tools of a model.
 
-A page can be longer than a conversation: it is shown in stretches, and what is said of the rest lets a model go where
-it wants to. The artifact of each answer says in JSON what was shown, for a graph that cites.
+A page can be longer than a conversation: it is shown in stretches, and what is said of the rest
+lets a model go where it wants to. The artifact of each answer says in JSON what was shown, for a
+graph that cites.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.retrieval.html.text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
+from hrm_agent.tools.mediawiki.api_schema import (
+    ApiRow,
+    PageRow,
+    Parsed,
+    Query,
+    QueryReply,
+    in_shape,
+)
 from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
@@ -67,13 +76,16 @@ class MediaWiki:
         attempts: int = 4,
         patience: float = 60.0,
     ) -> None:
-        """`url`: of `api.php`. `timeout`: seconds for one request; `patience`: for all attempts and their waits.
+        """`url`: of `api.php`. `timeout`: seconds for one request; `patience`: for all attempts and
+        their waits.
 
         `tables`: read pages from their HTML always, tables and notes included.
         """
         _check_contact(user_agent)
         self.url, self._tables = url, tables
-        self._asker = Asker(_api(url), user_agent, timeout=timeout, attempts=attempts, patience=patience)
+        self._asker = Asker(
+            _api(url), user_agent, timeout=timeout, attempts=attempts, patience=patience
+        )
         self._cache = _open_cache(cache, cache_seconds)
 
     @classmethod
@@ -93,7 +105,8 @@ class MediaWiki:
             self._cache.close()
 
     def search(self, query: str, limit: int = 5) -> list[SearchHit]:
-        """Pages whose text has the words, or whose title nearly is the query, best first; empty if there are none.
+        """Pages whose text has the words, or whose title nearly is the query, best first; empty if
+        there are none.
 
         At most 50.
         """
@@ -101,7 +114,9 @@ class MediaWiki:
 
     async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
         """`search`, for an event loop."""
-        return await the_loop().run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
+        return await the_loop().run_async(
+            self._search(_words(query), max(1, min(limit, _MOST_FOUND)))
+        )
 
     def page(self, title: str) -> Page:
         """A page by its title. Raises `ToolFailure` if there is none."""
@@ -123,9 +138,21 @@ class MediaWiki:
         return await self._described(rows[:limit]) if rows else []
 
     async def _described(self, rows: list[ApiRow]) -> list[SearchHit]:
-        """Rows with their pages' URLs and beginnings; one for each page, however many redirects to it were found."""
-        asked = {"action": "query", "pageids": "|".join(str(row.pageid) for row in rows), "redirects": "1"}
-        wanted = {"prop": "info|extracts", "inprop": "url", "exintro": "1", "explaintext": "1", "exlimit": "max"}
+        """Rows with their pages' URLs and beginnings; one for each page, however many redirects to
+        it were found.
+        """
+        asked = {
+            "action": "query",
+            "pageids": "|".join(str(row.pageid) for row in rows),
+            "redirects": "1",
+        }
+        wanted = {
+            "prop": "info|extracts",
+            "inprop": "url",
+            "exintro": "1",
+            "explaintext": "1",
+            "exlimit": "max",
+        }
         answer = await self._query(asked | wanted)
         to = {redirect.origin: redirect.to for redirect in answer.redirects}
         pages, found = {page.title: page for page in answer.pages}, dict[str, SearchHit]()
@@ -137,25 +164,37 @@ class MediaWiki:
         return list(found.values())
 
     async def _page(self, title: str) -> Page:
-        wanted = {"prop": "info" if self._tables else "info|extracts", "inprop": "url", "explaintext": "1"}
-        answer = await self._query({"action": "query", "titles": title, "redirects": "1", "iwurl": "1", **wanted})
+        wanted = {
+            "prop": "info" if self._tables else "info|extracts",
+            "inprop": "url",
+            "explaintext": "1",
+        }
+        answer = await self._query(
+            {"action": "query", "titles": title, "redirects": "1", "iwurl": "1", **wanted}
+        )
         page = _only(answer, title)
         if page.missing or page.lastrevid is None or page.canonicalurl is None:
-            raise ToolFailure(f"There is no page {title!r}. {await self._advice(title)}", ToolStatus.ERROR)
+            raise ToolFailure(
+                f"There is no page {title!r}. {await self._advice(title)}", ToolStatus.ERROR
+            )
         text = (page.extract or "").strip() or await self._from_html(page.lastrevid)
         return Page(page.title, page.canonicalurl, page.lastrevid, text)
 
     async def _advice(self, title: str) -> str:
         """Titles differ by case, which is easily mistaken."""
         with suppress(ToolFailure):
-            near = await self._query(_searching(title[:_LONGEST_QUERY], 1) | {"srwhat": "nearmatch"})
+            near = await self._query(
+                _searching(title[:_LONGEST_QUERY], 1) | {"srwhat": "nearmatch"}
+            )
             if near.search:
                 return f"Did you mean {near.search[0].title!r}?"
         return "Search for it by words of its text."
 
     async def _from_html(self, revision: int) -> str:
         asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
-        answer = await self._ask(Parsed, asked | {"disableeditsection": "1", "disablelimitreport": "1"})
+        answer = await self._ask(
+            Parsed, asked | {"disableeditsection": "1", "disablelimitreport": "1"}
+        )
         marked = _HEADING.sub(_marked, answer.parse.text)
         return (await asyncio.to_thread(html_to_text, marked, headings=False)).strip()
 
@@ -204,7 +243,8 @@ def _opened(wiki: str, user_agent: str, cache: str | None) -> MediaWiki:
         return MediaWiki(wiki, user_agent=user_agent, cache=cache)
     raise ConfigError(
         f"{wiki!r} is not a wiki.",
-        'Name a language of Wikipedia, such as "en", or the URL of an API: "https://host/w/api.php".',
+        'Name a language of Wikipedia, such as "en", or the URL of an API:'
+        ' "https://host/w/api.php".',
     )
 
 
@@ -221,7 +261,8 @@ def _api(url: str) -> httpx.URL:
     ):
         raise ConfigError(
             f"{url!r} is not an API of a MediaWiki.",
-            "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a wiki names it.",
+            "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a"
+            " wiki names it.",
         )
     return api.copy_with(fragment=None)
 
@@ -234,7 +275,8 @@ def _check_contact(user_agent: str) -> None:
         )
     if not (user_agent.isascii() and user_agent.isprintable()):
         raise ConfigError(
-            f"The user agent {user_agent!r} is not all printable ASCII.", "HTTP headers have to be printable ASCII."
+            f"The user agent {user_agent!r} is not all printable ASCII.",
+            "HTTP headers have to be printable ASCII.",
         )
 
 
@@ -244,7 +286,9 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
     try:
         from hrm_agent.tools.mediawiki.cache import AnswerCache
     except ImportError as error:
-        raise ConfigError(f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`.") from error
+        raise ConfigError(
+            f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`."
+        ) from error
     return AnswerCache(folder, seconds)
 
 
@@ -257,7 +301,10 @@ def _words(query: str) -> str:
     if not query.strip() or _cannot_be_sent(query):
         raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
     if len(query) > _LONGEST_QUERY:
-        text = f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a few words."
+        text = (
+            f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a"
+            " few words."
+        )
         raise ToolFailure(text, ToolStatus.INVALID_CALL)
     return query
 
@@ -270,7 +317,13 @@ def _title(title: str) -> str:
 
 
 def _searching(words: str, limit: int) -> dict[str, str]:
-    return {"action": "query", "list": "search", "srsearch": words, "srprop": "snippet", "srlimit": str(limit)}
+    return {
+        "action": "query",
+        "list": "search",
+        "srsearch": words,
+        "srprop": "snippet",
+        "srlimit": str(limit),
+    }
 
 
 def _only(answer: Query, title: str) -> PageRow:
@@ -282,7 +335,9 @@ def _only(answer: Query, title: str) -> PageRow:
         raise ToolFailure(f"{title!r} is a redirect that leads in a circle.", ToolStatus.ERROR)
     if not answer.pages or answer.pages[0].invalid:
         reason = answer.pages[0].invalidreason[:300] if answer.pages else ""
-        raise ToolFailure(f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL)
+        raise ToolFailure(
+            f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL
+        )
     return answer.pages[0]
 
 
@@ -321,13 +376,30 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
         return _listed(found), [{"title": one.title, "url": one.url} for one in found]
 
     async def wiki_page(title: str, start: int = 0) -> tuple[str, dict[str, Any]]:
-        """Read the page of a wiki with this title; of a long one a stretch, from the character `start`."""
+        """Read the page of a wiki with this title; of a long one a stretch, from the character
+        `start`.
+        """
         page = await wiki.apage(title)
         if start < 0 or start >= max(1, len(page.text)):
-            raise ToolFailure(f"The page has {len(page.text)} characters; start is {start}.", ToolStatus.INVALID_CALL)
+            raise ToolFailure(
+                f"The page has {len(page.text)} characters; start is {start}.",
+                ToolStatus.INVALID_CALL,
+            )
         end = min(len(page.text), start + page_characters)
-        shown = {"title": page.title, "url": page.permanent_url, "revision": page.revision, "start": start, "end": end}
-        return f"{page.title} <{page.permanent_url}>\n\n{page.text[start:end]}{_rest(page, start, end)}", shown
+        shown = {
+            "title": page.title,
+            "url": page.permanent_url,
+            "revision": page.revision,
+            "start": start,
+            "end": end,
+        }
+        return (
+            (
+                f"{page.title}"
+                f" <{page.permanent_url}>\n\n{page.text[start:end]}{_rest(page, start, end)}"
+            ),
+            shown,
+        )
 
     return [_tool(wiki_search), _tool(wiki_page)]
 
@@ -340,7 +412,9 @@ def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
 
 
 def _listed(found: list[SearchHit]) -> str:
-    lines = [f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found]
+    lines = [
+        f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found
+    ]
     return "\n".join(lines) or "No page has these words."
 
 
@@ -349,7 +423,9 @@ def _rest(page: Page, start: int, end: int) -> str:
     if end - start == len(page.text):
         return ""
     sections = [
-        f"{section.title[:_SHOWN_OF_A_HEADING]} at {section.start}" for section in page.sections if section.title
+        f"{section.title[:_SHOWN_OF_A_HEADING]} at {section.start}"
+        for section in page.sections
+        if section.title
     ]
     places = f" Sections: {'; '.join(sections[:_SECTIONS_NAMED])}." if sections else ""
     further = f" Go on with start={end}." if end < len(page.text) else ""

@@ -1,7 +1,8 @@
 """The event loop that all connections to wikis live on.
 
-A connection belongs to the event loop it was opened on, and so does a queue for it. On one loop, threads and other
-event loops share both, and a caller that is cancelled gives its place in the queue back at once.
+A connection belongs to the event loop it was opened on, and so does a queue for it. On one loop,
+threads and other event loops share both, and a caller that is cancelled gives its place in the
+queue back at once.
 """
 
 from __future__ import annotations

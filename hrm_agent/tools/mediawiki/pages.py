@@ -1,7 +1,9 @@
-"""What a wiki gives: pages that were found, and the text of one at a revision, into which citations point.
+"""What a wiki gives: pages that were found, and the text of one at a revision, into which citations
+point.
 
-Positions count characters of `Page.text`, which is as the wiki gave it: nothing is normalised, so that a quote is found
-where it stands. Headings are lines `== so ==`, with as many signs as their level.
+Positions count characters of `Page.text`, which is as the wiki gave it: nothing is normalised, so
+that a quote is found where it stands. Headings are lines `== so ==`, with as many signs as their
+level.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ class SearchHit:
     url: str
     """Address of the page."""
     snippet: str
-    """Around the words that were found, with the markup of the page's source; empty where the wiki gives none."""
+    """Around the words that were found, with the markup of the page's source; empty where the wiki
+    gives none.
+    """
     intro: str = ""
-    """The text before the page's first heading; empty where the wiki has no extension TextExtracts."""
+    """The text before the page's first heading;
+    empty where the wiki has no extension TextExtracts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,8 @@ class Page:
         ]
 
     def passage(self, words: str, size: int = 600) -> Passage:
-        """The stretch of at most about `size` characters that has most of the `words`; the beginning if it has none.
+        """The stretch of at most about `size` characters that has most of the `words`; the
+        beginning if it has none.
 
         `words`: a query, or the snippet of a search. It ends where a word does.
         """
@@ -108,7 +115,9 @@ class Page:
 
 
 def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
-    """Start and end of where most different words stand within `size` characters, closest together."""
+    """Start and end of where most different words stand within `size` characters,
+    closest together.
+    """
     best, where, window, counts = (0, 0), (0, 0), deque[tuple[int, str]](), Counter[str]()
     for at, word in hits:
         window.append((at, word))

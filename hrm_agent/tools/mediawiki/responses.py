@@ -1,7 +1,9 @@
-"""What an answer over HTTP means: an object of the API, a reason to come back later, or a typed failure.
+"""What an answer over HTTP means: an object of the API, a reason to come back later, or a typed
+failure.
 
-A MediaWiki's errors come as HTTP 200 with an `error` in the JSON; proxies before it answer in HTML; and another service
-may answer in JSON that is none of a MediaWiki's, which is not to be taken for "nothing found".
+A MediaWiki's errors come as HTTP 200 with an `error` in the JSON; proxies before it answer in HTML;
+and another service may answer in JSON that is none of a MediaWiki's, which is not to be taken for
+"nothing found".
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ __all__ = ["RetryLater", "meaning", "read_body"]
 _NOBODYS = ToolStatus.INFRASTRUCTURE
 MAX_BYTES = 32 * 2**20
 _LONGEST_PAUSE = 3600.0
-"""Seconds. Who asks for more is asked once an hour: such a wish is a mistake more often than not."""
+"""Seconds. Who asks for more is asked once an hour:
+such a wish is a mistake more often than not.
+"""
 _SHOWN = 300
 """Characters of a wiki's own words in a failure."""
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -47,20 +51,26 @@ class RetryLater(Exception):
 async def read_body(response: httpx.Response) -> bytes:
     """The whole body, within the limit."""
     too_large = ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
-    return b"".join([part async for part in bounded_body(_unpacked(response), MAX_BYTES, too_large)])
+    return b"".join(
+        [part async for part in bounded_body(_unpacked(response), MAX_BYTES, too_large)]
+    )
 
 
 async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
     """Not left to httpx, which would unpack first and let us count afterwards."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
-        raise ToolFailure(f"The answer is packed as {encoding[:40]!r}, for which nobody asked.", _NOBODYS)
+        raise ToolFailure(
+            f"The answer is packed as {encoding[:40]!r}, for which nobody asked.", _NOBODYS
+        )
     unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
     async for piece in response.aiter_raw():
         try:
             part = unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
         except zlib.error as error:
-            raise RetryLater(ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)) from error
+            raise RetryLater(
+                ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)
+            ) from error
         yield part
 
 
@@ -72,22 +82,33 @@ def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> d
     if status in _FORBIDDEN:
         raise ToolFailure(f"{url} refuses to answer (HTTP {status}).", ToolStatus.DENIED)
     if status in _TOO_LONG:
-        raise ToolFailure(f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL)
+        raise ToolFailure(
+            f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL
+        )
     answer = _object(body)
     if answer is None and status == 200 and "json" in headers.get("Content-Type", ""):
-        raise RetryLater(ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later)
+        raise RetryLater(
+            ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later
+        )
     if answer is not None and "error" in answer:
         raise _refusal(answer["error"], later)
-    if status != 200 or answer is None or not answer.keys() & {"query", "parse", "batchcomplete", "continue"}:
+    if (
+        status != 200
+        or answer is None
+        or not answer.keys() & {"query", "parse", "batchcomplete", "continue"}
+    ):
         raise ToolFailure(
-            f"{url} is no API of a MediaWiki (HTTP {status}, {_kind(headers)}). The path of one ends in api.php.",
+            f"{url} is no API of a MediaWiki (HTTP {status}, {_kind(headers)}). The path of one"
+            " ends in api.php.",
             _NOBODYS,
         )
     return answer
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
-    """Strict about Unicode and depth, which `json` is not: half a surrogate cannot be stored, nor searched for."""
+    """Strict about Unicode and depth, which `json` is not: half a surrogate cannot be stored, nor
+    searched for.
+    """
     try:
         answer: Any = from_json(body, allow_inf_nan=False)
     except ValueError:

@@ -1,12 +1,13 @@
 """Asking a wiki, which is somebody's server, as its owners ask to be asked.
 
-It is told who asks and whom to write to, asked three things at a time by all of this process together, not asked while
-it is behind (`maxlag`), and left alone by all of this process for as long as its `Retry-After` says. Who comes again
-comes later each time, and not in step with others.
+It is told who asks and whom to write to, asked three things at a time by all of this process
+together, not asked while it is behind (`maxlag`), and left alone by all of this process for as long
+as its `Retry-After` says. Who comes again comes later each time, and not in step with others.
 
-A redirect is followed on the same host only, and never from https down to http: an address inside the network of this
-machine is not for a wiki to name. Nothing takes longer than `patience`, the wait for one's turn included. A wiki
-that is slow is out of order (`infrastructure`), and not something that the model asked too much of (`timeout`).
+A redirect is followed on the same host only, and never from https down to http: an address inside
+the network of this machine is not for a wiki to name. Nothing takes longer than `patience`, the
+wait for one's turn included. A wiki that is slow is out of order (`infrastructure`), and not
+something that the model asked too much of (`timeout`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,13 @@ os.register_at_fork(after_in_child=_hosts.clear)
 
 
 class Asker:
-    """Requests to one API. Lives on the loop of `io_loop`; its connections are opened when they are needed."""
+    """Requests to one API. Lives on the loop of `io_loop`; its connections are opened when they are
+    needed.
+    """
 
-    def __init__(self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float) -> None:
+    def __init__(
+        self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float
+    ) -> None:
         self._url, self._timeout, self._attempts, self._patience = url, timeout, attempts, patience
         self.shown = str(url.copy_with(username=None, password=None))
         """The URL without a password in it."""
@@ -64,8 +69,14 @@ class Asker:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def ask(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """One answer. Tries until there is one, the attempts are used up, or the wait would outlast the patience."""
-        host, deadline, attempt = _hosts.setdefault(self._url.netloc.decode(), _Host()), self._deadline(), 0
+        """One answer. Tries until there is one, the attempts are used up, or the wait would outlast
+        the patience.
+        """
+        host, deadline, attempt = (
+            _hosts.setdefault(self._url.netloc.decode(), _Host()),
+            self._deadline(),
+            0,
+        )
         while True:
             try:
                 async with self._turn(host, deadline):
@@ -96,7 +107,10 @@ class Asker:
             async with asyncio.timeout(deadline - _now()):
                 await host.turns.acquire()
         except TimeoutError as error:
-            text = f"{self.shown} had no time within {self._patience:g} s: it is busy with other questions of ours."
+            text = (
+                f"{self.shown} had no time within {self._patience:g} s: it is busy with other"
+                " questions of ours."
+            )
             raise ToolFailure(text, ToolStatus.INFRASTRUCTURE) from error
         try:
             while (left := host.quiet_until - _now()) > 0:
@@ -127,20 +141,25 @@ class Asker:
                 if not response.has_redirect_location:
                     return response.status_code, response.headers, await read_body(response)
                 url = _next(url, response.headers["Location"])
-        raise ToolFailure(f"{self.shown} sends its visitors in a circle.", ToolStatus.INFRASTRUCTURE)
+        raise ToolFailure(
+            f"{self.shown} sends its visitors in a circle.", ToolStatus.INFRASTRUCTURE
+        )
 
     def _connections(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
             self._client = (
                 loop,
-                httpx.AsyncClient(headers=self._headers, timeout=self._timeout, verify=_certificates()),
+                httpx.AsyncClient(
+                    headers=self._headers, timeout=self._timeout, verify=_certificates()
+                ),
             )
         return self._client[1]
 
     def _unreachable(self, error: Exception) -> Exception:
         failure = ToolFailure(
-            f"{self.shown} cannot be reached: {error or type(error).__name__}", ToolStatus.INFRASTRUCTURE
+            f"{self.shown} cannot be reached: {error or type(error).__name__}",
+            ToolStatus.INFRASTRUCTURE,
         )
         # A wrong certificate is no better the next time.
         return failure if "SSL" in str(error) else RetryLater(failure)
@@ -159,14 +178,24 @@ def _next(url: httpx.URL, location: str) -> httpx.URL:
     except httpx.InvalidURL:
         target = httpx.URL()
     down = url.scheme == "https" and target.scheme != "https"
-    if target.scheme in ("http", "https") and not down and (target.host, target.port) == (url.host, url.port):
+    if (
+        target.scheme in ("http", "https")
+        and not down
+        and (target.host, target.port) == (url.host, url.port)
+    ):
         return target
-    shown = f"{target.scheme}://{target.netloc.decode()}{target.path}"[:200] if target.host else location[:200]
+    shown = (
+        f"{target.scheme}://{target.netloc.decode()}{target.path}"[:200]
+        if target.host
+        else location[:200]
+    )
     text = f"{url.host} sends its visitors elsewhere, to {shown!r}, which is not followed."
     raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
 
 
 def _given_up(error: RetryLater) -> ToolFailure:
     if error.seconds:
-        return ToolFailure(f"{error.failure} It asks for a pause of {error.seconds:.0f} s.", error.failure.status)
+        return ToolFailure(
+            f"{error.failure} It asks for a pause of {error.seconds:.0f} s.", error.failure.status
+        )
     return error.failure

@@ -1,12 +1,14 @@
 """Trajectories to files that other programs read, and back.
 
-Two formats hold a whole trajectory and are read back as equal ones: `jsonl`, one trajectory a line as published, and
-`parquet`, for many. The others are other programs' own: `trl` and the two of `verifiers` carry tokens, masks, log-probs
-and rewards, which is what a trainer needs, and are read back as that; `atif` carries all but what tokens were rendered
-from, and is read from other agents, too; `chat` carries messages only, `verl` tasks and `otel` spans, and there is no
-way back from them to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
+Two formats hold a whole trajectory and are read back as equal ones: `jsonl`, one trajectory a line
+as published, and `parquet`, for many. The others are other programs' own: `trl` and the two of
+`verifiers` carry tokens, masks, log-probs and rewards, which is what a trainer needs, and are read
+back as that; `atif` carries all but what tokens were rendered from, and is read from other agents,
+too; `chat` carries messages only, `verl` tasks and `otel` spans, and there is no way back from them
+to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
 
-A file appears under its name only when it is complete. Trajectories are read and written one at a time.
+A file appears under its name only when it is complete. Trajectories are read and written one at a
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from hrm_agent.trajectory.formats.atif.export import atif_rows
 from hrm_agent.trajectory.formats.atif.importing import read_atif
 from hrm_agent.trajectory.formats.chat import chat_rows
 from hrm_agent.trajectory.formats.inspect.logs import read_inspect
-from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
+from hrm_agent.trajectory.formats.native import (
+    COLUMNS,
+    read_jsonl,
+    read_parquet,
+    write_jsonl,
+    write_parquet,
+)
 from hrm_agent.trajectory.formats.otel.file import otel_rows
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
 from hrm_agent.trajectory.formats.shared.archives import is_archive
@@ -60,8 +68,9 @@ class Format:
     back: str
     """What is read back."""
     rows: Callable[[RequestHints, float | None, Collection[str]], RowMaker] | None = None
-    """Made of what is known of requests, a least reward and the roles that are wanted. None: there is nothing to write,
-    or a writer of its own."""
+    """Made of what is known of requests, a least reward and the roles that are wanted. None: there
+    is nothing to write, or a writer of its own.
+    """
     write: Callable[[Iterable[Trajectory], Path, RequestHints], Report] | None = None
     """A writer of its own, for files that are not a JSON object a line."""
     read: Callable[[Path, Origin], Iterator[Trajectory]] | None = None
@@ -92,15 +101,15 @@ FORMATS: dict[str, Format] = {
         read=lambda path, origin: read_parquet(path),
     ),
     "chat": Format(
-        "one conversation to fine-tune on, `messages` and `tools`, as `train sft`, trl and chat templates read it; "
-        "beside them `role`, `model`, `answer`, `reward` and `trajectory_id`",
+        "one conversation to fine-tune on, `messages` and `tools`, as `train sft`, trl and chat"
+        " templates read it; beside them `role`, `model`, `answer`, `reward` and `trajectory_id`",
         "nothing: a conversation is not a run",
         rows=lambda known, least, roles: chat_rows(known, least_reward=least, roles=roles),
         keys=frozenset({"messages"}),
     ),
     "trl": Format(
-        "one path of the message forest, with the keys of TRL's `rollout_func`: `prompt_ids`, `completion_ids`, "
-        "`logprobs`, `env_mask`; beside them `reward` and what names the run",
+        "one path of the message forest, with the keys of TRL's `rollout_func`: `prompt_ids`,"
+        " `completion_ids`, `logprobs`, `env_mask`; beside them `reward` and what names the run",
         _TOKENS,
         rows=lambda known, least, roles: trl_rows,
         read=read_trl,
@@ -114,8 +123,9 @@ FORMATS: dict[str, Format] = {
         keys=frozenset({"nodes", "task"}),
     ),
     "verifiers-rollouts": Format(
-        "one rollout of `verifiers` before its traces: `prompt`, `completion`, `reward`, and `trajectory`, whose steps "
-        "have `prompt_ids`, `completion_ids`, their masks and `completion_logprobs`",
+        "one rollout of `verifiers` before its traces: `prompt`, `completion`, `reward`, and"
+        " `trajectory`, whose steps have `prompt_ids`, `completion_ids`, their masks and"
+        " `completion_logprobs`",
         f"{_TOKENS}; the answers' messages",
         rows=lambda known, least, roles: rollout_rows(known),
         read=read_rollouts,
@@ -123,14 +133,15 @@ FORMATS: dict[str, Format] = {
     ),
     "atif": Format(
         "one document of ATIF 1.8: steps with messages, tool calls, results and metrics",
-        "of own documents the trajectory, without the messages that tokens hold; of another agent's a run: messages, "
-        "tool calls, tokens, usage and rewards",
+        "of own documents the trajectory, without the messages that tokens hold; of another agent's"
+        " a run: messages, tool calls, tokens, usage and rewards",
         rows=lambda known, least, roles: atif_rows(known),
         read=read_atif,
         keys=frozenset({"schema_version", "steps"}),
     ),
     "verl": Format(
-        "one task for verl's trainer, in Parquet: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`",
+        "one task for verl's trainer, in Parquet: `data_source`, `prompt`, `ability`,"
+        " `reward_model`, `extra_info`",
         "nothing: a task is not a run",
         write=write_verl,
     ),
@@ -142,7 +153,8 @@ FORMATS: dict[str, Format] = {
     ),
     "inspect": Format(
         "not written: the logs of inspect_ai, `.eval` or JSON, are read only",
-        "a run for each sample and epoch: messages, model calls, tool calls, usage, and scores as rewards",
+        "a run for each sample and epoch: messages, model calls, tool calls, usage, and scores as"
+        " rewards",
         read=read_inspect,
         keys=frozenset({"eval", "status"}),
     ),
@@ -162,38 +174,52 @@ def export_to(
 ) -> Report:
     """Write a file of the format `name`.
 
-    `least_reward`, `roles`: only conversations of runs with at least this reward, and of these roles (`chat`).
+    `least_reward`, `roles`: only conversations of runs with at least this reward, and of these
+    roles (`chat`).
     """
     found, known = FORMATS[format_of(path, name)], known or RequestHints()
     if found.write is not None:
         return found.write(trajectories, path, known)
     if found.rows is None:
-        raise ConfigError(f"{name} is read only.", "`hrm-agent import` takes such files; jsonl holds whole runs.")
+        raise ConfigError(
+            f"{name} is read only.", "`hrm-agent import` takes such files; jsonl holds whole runs."
+        )
     return write_rows(trajectories, path, found.rows(known, least_reward, roles))
 
 
-def import_from(path: Path, name: str | None = None, origin: Origin | None = None) -> Iterator[Trajectory]:
-    """The trajectories of a file; of the format `name`, else of the one that its first row shows."""
+def import_from(
+    path: Path, name: str | None = None, origin: Origin | None = None
+) -> Iterator[Trajectory]:
+    """The trajectories of a file; of the format `name`,
+    else of the one that its first row shows.
+    """
     found = format_of(path, name) if name else _shown(path)
     read = FORMATS[found].read
     if read is None:
         raise StoreError(
             f"{path} holds {_NO_RUNS[found]}, which cannot be imported as runs.",
-            f"Train on it as it is: hrm-agent train sft {path}"
-            if found == "chat"
-            else "`hrm-agent export --format parquet` writes runs.",
+            (
+                f"Train on it as it is: hrm-agent train sft {path}"
+                if found == "chat"
+                else "`hrm-agent export --format parquet` writes runs."
+            ),
         )
     return read(path, origin or Origin())
 
 
 def format_of(path: Path, name: str | None) -> str:
-    """The format called `name`, else the one that the suffix of `path` says. Raises `ConfigError` if there is none."""
+    """The format called `name`, else the one that the suffix of `path` says. Raises `ConfigError`
+    if there is none.
+    """
     wanted = name or path.suffix.removeprefix(".")
     if wanted in FORMATS:
         return wanted
     if name is None:
         raise ConfigError(f"{path} names no format.", f"Add --format {', '.join(FORMATS)}.")
-    raise ConfigError(f"There is no format {name!r}.", nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}.")
+    raise ConfigError(
+        f"There is no format {name!r}.",
+        nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}.",
+    )
 
 
 def _shown(path: Path) -> str:
@@ -203,5 +229,9 @@ def _shown(path: Path) -> str:
     if is_archive(path):
         return "inspect"
     first = next((row for _, row in documents(path, nan=True)), None)
-    fits = (name for name, one in FORMATS.items() if first is not None and one.keys and one.keys <= first.keys())
+    fits = (
+        name
+        for name, one in FORMATS.items()
+        if first is not None and one.keys and one.keys <= first.keys()
+    )
     return next(chain(fits, ("jsonl",)))

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["AtifAgent", "AtifDocument", "AtifMetrics", "AtifPart", "AtifResult", "AtifStep", "AtifToolUse"]
+__all__ = [
+    "AtifAgent",
+    "AtifDocument",
+    "AtifMetrics",
+    "AtifPart",
+    "AtifResult",
+    "AtifStep",
+    "AtifToolUse",
+]
 
 NEWEST = 8
 """Minor version of the newest documents that are read."""
@@ -49,8 +57,12 @@ class AtifPart(_Part):
 
     @model_validator(mode="after")
     def _has_one(self) -> AtifPart:
-        if (self.text is None) == (self.type == "text") or (self.source is None) != (self.type == "text"):
-            raise ValueError("a text part has a text and no source, any other part a source and no text")
+        if (self.text is None) == (self.type == "text") or (self.source is None) != (
+            self.type == "text"
+        ):
+            raise ValueError(
+                "a text part has a text and no source, any other part a source and no text"
+            )
         return self
 
 
@@ -169,16 +181,31 @@ class AtifStep(_Part):
     @model_validator(mode="after")
     def _fits_its_source(self) -> AtifStep:
         of_agents = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
-        if self.source != "agent" and (wrong := next((n for n in of_agents if getattr(self, n) is not None), None)):
+        if self.source != "agent" and (
+            wrong := next((n for n in of_agents if getattr(self, n) is not None), None)
+        ):
             raise ValueError(f"a step of the {self.source} has no {wrong}")
-        if self.source == "agent" and self.llm_call_count == 0 and (self.metrics or self.reasoning_content):
-            raise ValueError("a step without a model call has neither metrics nor reasoning_content")
+        if (
+            self.source == "agent"
+            and self.llm_call_count == 0
+            and (self.metrics or self.reasoning_content)
+        ):
+            raise ValueError(
+                "a step without a model call has neither metrics nor reasoning_content"
+            )
         asked = [call.tool_call_id for call in self.tool_calls or ()]
         if len(set(asked)) < len(asked):
             raise ValueError("two tool calls have one tool_call_id")
         for result in self.observation.results if self.observation else ():
-            if result.source_call_id is not None and self.tool_calls is not None and result.source_call_id not in asked:
-                raise ValueError(f"no tool call of the step has the source_call_id {result.source_call_id[:80]!r}")
+            if (
+                result.source_call_id is not None
+                and self.tool_calls is not None
+                and result.source_call_id not in asked
+            ):
+                raise ValueError(
+                    "no tool call of the step has the source_call_id"
+                    f" {result.source_call_id[:80]!r}"
+                )
         return self
 
     @property
@@ -240,14 +267,19 @@ class AtifDocument(_Part):
     """Where the run goes on. It is never opened here."""
     extra: Extra = None
     """What the format has no field for."""
-    subagent_trajectories: list[AtifDocument] | None = Field(default=None, max_length=_MOST_SUBAGENTS)
+    subagent_trajectories: list[AtifDocument] | None = Field(
+        default=None, max_length=_MOST_SUBAGENTS
+    )
     """What subagents did."""
 
     @model_validator(mode="after")
     def _is_in_order(self) -> AtifDocument:
         wrong = next((i for i, step in enumerate(self.steps) if step.step_id != i + 1), None)
         if wrong is not None:
-            raise ValueError(f"steps[{wrong}] has the step_id {self.steps[wrong].step_id}, where {wrong + 1} belongs")
+            raise ValueError(
+                f"steps[{wrong}] has the step_id {self.steps[wrong].step_id}, where {wrong + 1}"
+                " belongs"
+            )
         inner = [one.trajectory_id for one in self.subagent_trajectories or ()]
         if None in inner or len(set(inner)) < len(inner):
             raise ValueError("each of subagent_trajectories needs a trajectory_id of its own")

@@ -1,19 +1,22 @@
-"""Conversations to fine-tune on: `{"messages": [...], "tools": [...]}`, as chat templates, trl and `train sft` read it.
+"""Conversations to fine-tune on: `{"messages": [...], "tools": [...]}`, as chat templates, trl and
+`train sft` read it.
 
-Of every call of every role, whichever model answered it. One row for each path of the message forest that ends in an
-answer of the run's own, and in no longer conversation of the same role; a call without token ids is a path by itself.
-Beside the conversation stand `role` (the node of the outermost graph that asked), `model`, the run's `answer` and
-`reward` (null where it was not verified) and its `trajectory_id`. Only completed runs are taken, and of an answer whose
-conversation cannot be proved to be what the model saw (see `messages`) there is no row. Calls stand in OpenAI's form
-with their arguments as an object, which is how templates write them; an answer with a call that could not be decoded
-has no such form, so that its conversation is left out. What is left out is counted with its reason. Thoughts of an
-answer are its `reasoning_content`.
+Of every call of every role, whichever model answered it. One row for each path of the message
+forest that ends in an answer of the run's own, and in no longer conversation of the same role; a
+call without token ids is a path by itself. Beside the conversation stand `role` (the node of the
+outermost graph that asked), `model`, the run's `answer` and `reward` (null where it was not
+verified) and its `trajectory_id`. Only completed runs are taken, and of an answer whose
+conversation cannot be proved to be what the model saw (see `messages`) there is no row. Calls stand
+in OpenAI's form with their arguments as an object, which is how templates write them; an answer
+with a call that could not be decoded has no such form, so that its conversation is left out. What
+is left out is counted with its reason. Thoughts of an answer are its `reasoning_content`.
 
-Each answer is learned once, and by the role that gave it: where conversations fork, where the template broke one in
-two, or where a run was forked off another, an answer that another row teaches carries `"weight": 0`, and so does one
-that no recorded call of this role gave, or gave with these tools. It is context. So is an answer that was cut off at
-its limit on tokens: it would be learned as a whole one. `hrm-agent train sft` heeds the weight; a trainer that does not
-will count these answers again.
+Each answer is learned once, and by the role that gave it: where conversations fork, where the
+template broke one in two, or where a run was forked off another, an answer that another row teaches
+carries `"weight": 0`, and so does one that no recorded call of this role gave, or gave with these
+tools. It is context. So is an answer that was cut off at its limit on tokens: it would be learned
+as a whole one. `hrm-agent train sft` heeds the weight; a trainer that does not will count these
+answers again.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
+from hrm_agent.trajectory.formats.shared.messages import (
+    ConversationOfCall,
+    RequestHints,
+    context_hash,
+    conversation_of,
+)
 from hrm_agent.trajectory.formats.shared.rows import Row, RowMaker, Skipped
 from hrm_agent.trajectory.schema import Call, FinishReason, RunStatus, Trajectory
 from hrm_agent.trajectory.words import REASONING, thoughts_of
@@ -32,16 +40,25 @@ from hrm_agent.trajectory.words import REASONING, thoughts_of
 __all__ = ["chat_message", "chat_rows"]
 
 _Given = tuple[str, str, str]
-"""An answer as it can be learned: the role that gave it, the tools it had, and its conversation, both hashed."""
+"""An answer as it can be learned: the role that gave it, the tools it had, and its conversation,
+both hashed.
+"""
 
 
-def chat_rows(known: RequestHints, *, least_reward: float | None = None, roles: Collection[str] = ()) -> RowMaker:
-    """The conversations of completed runs; of those with at least this reward, and of these roles, if any are given."""
+def chat_rows(
+    known: RequestHints, *, least_reward: float | None = None, roles: Collection[str] = ()
+) -> RowMaker:
+    """The conversations of completed runs; of those with at least this reward, and of these roles,
+    if any are given.
+    """
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         if trajectory.status is not RunStatus.COMPLETED:
             yield Skipped(f"the run is {trajectory.status.value}, not completed")
-        elif least_reward is not None and trajectory.rewards.get("correct", float("-inf")) < least_reward:
+        elif (
+            least_reward is not None
+            and trajectory.rewards.get("correct", float("-inf")) < least_reward
+        ):
             yield Skipped(f"the reward is below {least_reward:g}")
         elif not trajectory.own_calls:
             yield Skipped("no model was asked")
@@ -51,9 +68,13 @@ def chat_rows(known: RequestHints, *, least_reward: float | None = None, roles: 
     return rows
 
 
-def _rows(trajectory: Trajectory, known: RequestHints, roles: Collection[str]) -> Iterator[Row | Skipped]:
+def _rows(
+    trajectory: Trajectory, known: RequestHints, roles: Collection[str]
+) -> Iterator[Row | Skipped]:
     wanted = [call for call in trajectory.own_calls if not roles or call.identity.role in roles]
-    others = {call.identity.role for call in trajectory.own_calls} - set(roles) if roles else set[str]()
+    others = (
+        {call.identity.role for call in trajectory.own_calls} - set(roles) if roles else set[str]()
+    )
     yield from (Skipped(f"the role {role!r} was not asked for") for role in sorted(others))
     extended = {(call.parent, call.identity.role) for call in trajectory.calls}
     leaves = [call for call in wanted if (call.id, call.identity.role) not in extended]
@@ -61,7 +82,9 @@ def _rows(trajectory: Trajectory, known: RequestHints, roles: Collection[str]) -
     yield from (Skipped(reason) for _, reason in found if isinstance(reason, str))
     conversations = [(call, one) for call, one in found if isinstance(one, ConversationOfCall)]
     whole = [call for call in wanted if call.finish_reason is not FinishReason.LENGTH]
-    yield from [Skipped("the answer was cut off at its limit on tokens")] * (len(wanted) - len(whole))
+    yield from [Skipped("the answer was cut off at its limit on tokens")] * (
+        len(wanted) - len(whole)
+    )
     fresh = {_given(call, call.context_hash) for call in whole}
     for call, one in sorted(conversations, key=lambda each: len(each[1].messages), reverse=True):
         row = _row(trajectory, call, one, fresh)
@@ -69,7 +92,10 @@ def _rows(trajectory: Trajectory, known: RequestHints, roles: Collection[str]) -
             yield row
             continue
         fresh -= {_given(call, context_hash(one.messages[: i + 1])) for i in _answers(one.messages)}
-        if any(message["role"] == "assistant" and "weight" not in message for message in row["messages"]):
+        if any(
+            message["role"] == "assistant" and "weight" not in message
+            for message in row["messages"]
+        ):
             yield row
 
 
@@ -77,8 +103,12 @@ def _given(call: Call, hashed: str) -> _Given:
     return call.identity.role, call.tools_hash, hashed
 
 
-def _row(trajectory: Trajectory, call: Call, one: ConversationOfCall, fresh: set[_Given]) -> Row | Skipped:
-    if any(isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages):
+def _row(
+    trajectory: Trajectory, call: Call, one: ConversationOfCall, fresh: set[_Given]
+) -> Row | Skipped:
+    if any(
+        isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages
+    ):
         return Skipped("a call in it could not be decoded")
     try:
         tools = [convert_to_openai_tool(tool) for tool in one.tools]
@@ -112,10 +142,19 @@ def chat_message(message: BaseMessage) -> dict[str, Any]:
             return {"role": "user", "content": _content(message)}
         case ToolMessage():
             named = {"name": message.name} if message.name else {}
-            return {"role": "tool", "content": _content(message), "tool_call_id": message.tool_call_id, **named}
+            return {
+                "role": "tool",
+                "content": _content(message),
+                "tool_call_id": message.tool_call_id,
+                **named,
+            }
         case AIMessage():
             asked = [
-                {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": call["args"]},
+                }
                 for call in message.tool_calls
             ]
             thoughts = thoughts_of(vars(message))
@@ -134,5 +173,7 @@ def _content(message: BaseMessage) -> Any:
     content: Any = message.content
     if isinstance(content, str):
         return content
-    parts: list[Any] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    parts: list[Any] = [
+        {"type": "text", "text": part} if isinstance(part, str) else part for part in content
+    ]
     return message.text if all(part.get("type") == "text" for part in parts) else parts

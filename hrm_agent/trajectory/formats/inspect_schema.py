@@ -1,4 +1,6 @@
-"""Of the logs of inspect_ai, the documented fields that become a trajectory. Other fields are passed over."""
+"""Of the logs of inspect_ai, the documented fields that become a trajectory. Other fields are
+passed over.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The two formats of whole trajectories, JSON lines and Parquet: writers, readers, and the checks of what is read.
+"""The two formats of whole trajectories, JSON lines and Parquet: writers, readers, and the checks
+of what is read.
 
-In Parquet the columns that one filters by stand beside the record, and tokens are stored as bytes, since a list of
-numbers costs a multiple of that in any other column type. Log-probs are 32-bit numbers there, as in the store.
+In Parquet the columns that one filters by stand beside the record, and tokens are stored as bytes,
+since a list of numbers costs a multiple of that in any other column type. Log-probs are 32-bit
+numbers there, as in the store.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ COLUMNS: dict[str, str] = {
     "sampled_tokens": "int64; tokens that the policy sampled, over all calls",
     "record": "string; the trajectory as JSON, without the tokens of its calls",
     "token_ids": "list of binary; per call of `record`, little-endian int32",
-    "mask": "list of binary; per call of `record`, one byte per token, 1 where the policy sampled it",
+    "mask": (
+        "list of binary; per call of `record`, one byte per token, 1 where the policy sampled it"
+    ),
     "logprobs": "list of binary; per call of `record`, little-endian float32, natural log",
 }
 """Parquet column -> its Arrow type and meaning."""
@@ -59,7 +63,9 @@ def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
 
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a JSONL export. Raises `StoreError` naming the line that cannot be read."""
+    """The trajectories of a JSONL export.
+    Raises `StoreError` naming the line that cannot be read.
+    """
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -72,7 +78,9 @@ def _open_text(path: Path) -> Generator[Iterable[str]]:
         with path.open(encoding="utf-8") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote.") from error
+        raise StoreError(
+            f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote."
+        ) from error
 
 
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
@@ -149,7 +157,9 @@ def _parse(text: str, where: str) -> Trajectory:
         _refuse_newer_version(text, where)
         first = error.errors(include_url=False)[0]
         at = ".".join(str(part) for part in first["loc"]) or "the line"
-        raise StoreError(f"{where} holds no trajectory: {at}: {first['msg']}.", "Export the store again.") from error
+        raise StoreError(
+            f"{where} holds no trajectory: {at}: {first['msg']}.", "Export the store again."
+        ) from error
 
 
 def _refuse_newer_version(text: str, where: str) -> None:
@@ -159,7 +169,8 @@ def _refuse_newer_version(text: str, where: str) -> None:
         return
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise StoreVersionError(
-            f"{where} has schema version {version}; this program knows versions up to {SCHEMA_VERSION}.",
+            f"{where} has schema version {version}; this program knows versions up to"
+            f" {SCHEMA_VERSION}.",
             "Update with `pip install --upgrade hrm-agent`.",
         )
 
@@ -172,7 +183,9 @@ def _arrow_schema(pa: Any) -> Any:
         "boolean": pa.bool_,
         "list": lambda: pa.list_(pa.binary()),
     }
-    return pa.schema([(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()])
+    return pa.schema(
+        [(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()]
+    )
 
 
 def pyarrow() -> tuple[Any, Any]:

@@ -1,10 +1,11 @@
 """The rollouts of `verifiers` before its traces, its `legacy` interface.
 
-A step of `trajectory` is one model call with the whole of what it saw, so that a file grows with the square of a
-conversation's length; `verifiers` is the format to prefer. `completion_mask` is off for calls that are not the run's
-own or cannot be trained on.
+A step of `trajectory` is one model call with the whole of what it saw, so that a file grows with
+the square of a conversation's length; `verifiers` is the format to prefer. `completion_mask` is off
+for calls that are not the run's own or cannot be trained on.
 
-Read back, a step whose prompt begins with what an earlier step saw and answered extends that one; any other is a root.
+Read back, a step whose prompt begins with what an earlier step saw and answered extends that one;
+any other is a root.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.shared.messages import RequestHints, answer_of, messages_of
-from hrm_agent.trajectory.formats.shared.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.rows import (
+    Lacks,
+    Row,
+    RowMaker,
+    Skipped,
+    incomplete,
+    read_rows,
+)
 from hrm_agent.trajectory.formats.shared.token_runs import Assembly, Origin, checked, common_kind
 from hrm_agent.trajectory.formats.verifiers import (
     NEVER_ASKED,
@@ -28,7 +36,15 @@ from hrm_agent.trajectory.formats.verifiers import (
     used_calls,
 )
 from hrm_agent.trajectory.ids import content_hash
-from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, Sampling, TaskRef, Trajectory
+from hrm_agent.trajectory.schema import (
+    Call,
+    FinishReason,
+    LogprobKind,
+    RunStatus,
+    Sampling,
+    TaskRef,
+    Trajectory,
+)
 
 __all__ = ["read_rollouts", "rollout_rows"]
 
@@ -71,7 +87,9 @@ def rollout_rows(known: RequestHints) -> RowMaker:
             "is_completed": trajectory.status is not RunStatus.RUNNING,
             "is_truncated": trajectory.status is RunStatus.TRUNCATED,
             "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
-            "error": {"error": "Error", "message": trajectory.error} if _has_failed(trajectory) else None,
+            "error": (
+                {"error": "Error", "message": trajectory.error} if _has_failed(trajectory) else None
+            ),
             "trajectory": steps,
         }
 
@@ -100,7 +118,11 @@ def _step(call: Call, trajectory: Trajectory, known: RequestHints) -> Row:
             "id": call.id,
             "created": int(call.ended_at),
             "model": call.model,
-            "message": {**answer, "finish_reason": "length" if cut else "stop", "is_truncated": cut},
+            "message": {
+                **answer,
+                "finish_reason": "length" if cut else "stop",
+                "is_truncated": cut,
+            },
         },
         "tokens": _tokens(call, trajectory) if call.token_ids else None,
         "reward": None,
@@ -144,7 +166,9 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
     assert info is not None
     id_ = str(info.get("trajectory_id") or content_hash("rollout", row))
     began = float((row.get("timing") or {}).get("start_time") or 0.0)
-    model = info.get("policy") or next((step["response"].get("model") for step in row["trajectory"]), None)
+    model = info.get("policy") or next(
+        (step["response"].get("model") for step in row["trajectory"]), None
+    )
     assembly = Assembly(id_, origin, place, model, began, began)
     seen: list[Seen] = []
     for step in row["trajectory"]:
@@ -183,8 +207,12 @@ def _add(assembly: Assembly, seen: list[Seen], step: Row, info: dict[str, Any]) 
         tokens.get("completion_logprobs"),
         kind=LogprobKind(info.get("logprobs") or LogprobKind.SAMPLED),
         branch_of=seen[-1][1] if seen and parent is None else None,
-        sampling=Sampling.model_validate({n: extras[n] for n in ("temperature", "top_p") if extras.get(n) is not None}),
-        response=ai_message(step["completion"][-1] if step.get("completion") else {}).model_dump(mode="json"),
+        sampling=Sampling.model_validate(
+            {n: extras[n] for n in ("temperature", "top_p") if extras.get(n) is not None}
+        ),
+        response=ai_message(step["completion"][-1] if step.get("completion") else {}).model_dump(
+            mode="json"
+        ),
         finish_reason=FinishReason.LENGTH if step.get("is_truncated") else FinishReason.STOP,
         started_at=began,
         ended_at=max(began, float(extras.get("ended_at") or began)),

@@ -1,19 +1,21 @@
 """TRL's rollouts: the rows of what a `rollout_func` of `GRPOTrainer` returns.
 
-`prompt_ids` is what a conversation began with, `completion_ids` everything after it, and `env_mask` is 1 on the tokens
-that the policy sampled and is to learn; `logprobs` is aligned with the completion. Every other key is handed to TRL's
-reward functions. One row for each path of the message forest that has something to learn, cut after the last such
-token: a trajectory of several paths gives several rows with one `trajectory_id`, and each token is learned in one of
-them. Calls that a fork inherited, and untrainable ones, are context. TRL's trainer has one temperature, so calls of a
-path that were sampled at several are learned in a row for each; `temperature` and `logprob_kind` say what a row has.
+`prompt_ids` is what a conversation began with, `completion_ids` everything after it, and `env_mask`
+is 1 on the tokens that the policy sampled and is to learn; `logprobs` is aligned with the
+completion. Every other key is handed to TRL's reward functions. One row for each path of the
+message forest that has something to learn, cut after the last such token: a trajectory of several
+paths gives several rows with one `trajectory_id`, and each token is learned in one of them. Calls
+that a fork inherited, and untrainable ones, are context. TRL's trainer has one temperature, so
+calls of a path that were sampled at several are learned in a row for each; `temperature` and
+`logprob_kind` say what a row has.
 
     from hrm_agent.trajectory.formats.trl import rollout_columns
 
     rollouts = rollout_columns(Path("rollouts.jsonl"))
     GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
 
-Read back, the tokens, masks and log-probs are a trajectory that can be trained on; what the run was besides (messages,
-tool calls, times) stands in no rollout.
+Read back, the tokens, masks and log-probs are a trajectory that can be trained on; what the run was
+besides (messages, tool calls, times) stands in no rollout.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats.shared.rows import Row, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.formats.shared.token_runs import Assembly, Origin, checked
 from hrm_agent.trajectory.ids import content_hash
-from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, Sampling, StopReason, TaskRef, Trajectory
+from hrm_agent.trajectory.schema import (
+    Call,
+    LogprobKind,
+    RunStatus,
+    Sampling,
+    StopReason,
+    TaskRef,
+    Trajectory,
+)
 
 __all__ = ["read_trl", "rollout_columns", "trl_rows"]
 
@@ -49,7 +59,11 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         fresh = [call for call in path if call.id in own - trained]
         trained |= {call.id for call in fresh}
         for temperature in dict.fromkeys(call.sampled_with.temperature for call in fresh):
-            yield _row(trajectory, path, [call for call in fresh if call.sampled_with.temperature == temperature])
+            yield _row(
+                trajectory,
+                path,
+                [call for call in fresh if call.sampled_with.temperature == temperature],
+            )
 
 
 def _why_not(trajectory: Trajectory) -> str:
@@ -58,7 +72,9 @@ def _why_not(trajectory: Trajectory) -> str:
 
 
 def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]) -> Row:
-    """The path up to the last of the calls that are `learned` in this row, all of one temperature."""
+    """The path up to the last of the calls that are `learned` in this row,
+    all of one temperature.
+    """
     ids, kinds = {call.id for call in learned}, {call.logprob_kind for call in learned}
     path = path[: max(index for index, call in enumerate(path) if call.id in ids) + 1]
     begin = path_mask(path).index(True)
@@ -109,7 +125,9 @@ def _trajectory(id_: str, rows: list[tuple[str, Row]], origin: Origin) -> Trajec
         prompt, completion = row["prompt_ids"], row["completion_ids"]
         mask = row.get("env_mask") or [1] * len(completion)
         logprobs = row.get("logprobs")
-        if len(mask) != len(completion) or (logprobs is not None and len(logprobs) != len(completion)):
+        if len(mask) != len(completion) or (
+            logprobs is not None and len(logprobs) != len(completion)
+        ):
             problem = f"{at}: completion_ids, env_mask and logprobs are not equally long."
             raise StoreError(problem, "Give one entry for each token of the completion.")
         kind = LogprobKind(row.get("logprob_kind") or LogprobKind.SAMPLED)

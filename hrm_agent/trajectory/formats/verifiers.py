@@ -1,14 +1,17 @@
-"""The traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph of messages.
+"""The traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph
+of messages.
 
-A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to its parent. What one
-of our calls adds stands on the node of its answer, prompt tokens before completion tokens, and the nodes of the
-messages between two answers carry none: the record does not tell where one of them ends, and along a path the tokens
-are the same. Conversations that begin alike share the nodes of their beginning, if these have no tokens. Messages that
-cannot be proved (see `messages`) have no node: how many calls are without theirs, or without their tools, is counted.
+A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to
+its parent. What one of our calls adds stands on the node of its answer, prompt tokens before
+completion tokens, and the nodes of the messages between two answers carry none: the record does not
+tell where one of them ends, and along a path the tokens are the same. Conversations that begin
+alike share the nodes of their beginning, if these have no tokens. Messages that cannot be proved
+(see `messages`) have no node: how many calls are without theirs, or without their tools, is
+counted.
 
-Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities and seeds do not, as a
-trace has no place for them. `mask` is on where this run's own trainable calls sampled, so that a fork trains nothing of
-the run that it left.
+Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities
+and seeds do not, as a trace has no place for them. `mask` is on where this run's own trainable
+calls sampled, so that a fork trains nothing of the run that it left.
 """
 
 from __future__ import annotations
@@ -30,8 +33,21 @@ from hrm_agent.trajectory.formats.shared.messages import (
     messages_of,
     tools_of,
 )
-from hrm_agent.trajectory.formats.shared.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
-from hrm_agent.trajectory.formats.shared.token_runs import Assembly, End, Origin, checked, common_kind
+from hrm_agent.trajectory.formats.shared.rows import (
+    Lacks,
+    Row,
+    RowMaker,
+    Skipped,
+    incomplete,
+    read_rows,
+)
+from hrm_agent.trajectory.formats.shared.token_runs import (
+    Assembly,
+    End,
+    Origin,
+    checked,
+    common_kind,
+)
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
     Call,
@@ -87,20 +103,25 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
             "version": TRACE_VERSION,
             "id": trajectory.id,
             "task": _task(trajectory),
-            "agent": {"config": {"model": trajectory.policy, "sampling": first and sampling_of(first)}},
+            "agent": {
+                "config": {"model": trajectory.policy, "sampling": first and sampling_of(first)}
+            },
             "tools": [_tool(tool) for tool in tools],
             "nodes": nodes,
             "calls": calls,
             "rewards": {
-                name: {"score": value, "weight": float(name == "correct")} for name, value in trajectory.rewards.items()
+                name: {"score": value, "weight": float(name == "correct")}
+                for name, value in trajectory.rewards.items()
             },
             "info": {_OURS: _info(trajectory)},
             "is_completed": trajectory.status is not RunStatus.RUNNING,
             "ok": trajectory.status is RunStatus.COMPLETED,
             "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
-            "errors": [{"type": "Error", "message": trajectory.error}]
-            if trajectory.error and trajectory.status is RunStatus.FAILED
-            else [],
+            "errors": (
+                [{"type": "Error", "message": trajectory.error}]
+                if trajectory.error and trajectory.status is RunStatus.FAILED
+                else []
+            ),
             "timing": {
                 "start": trajectory.started_at,
                 "agent": {"start": trajectory.started_at, "end": trajectory.ended_at or 0.0},
@@ -136,7 +157,12 @@ def used_calls(trajectory: Trajectory) -> list[Call]:
 
 def _task(trajectory: Trajectory) -> Row:
     task = trajectory.task
-    data = {"name": task.id, "prompt": task.prompt, "answer": task.answer, "metadata": task.metadata}
+    data = {
+        "name": task.id,
+        "prompt": task.prompt,
+        "answer": task.answer,
+        "metadata": task.metadata,
+    }
     return {"type": task.family, "data": data, "key": f"{task.family}:{task.id}"}
 
 
@@ -152,12 +178,14 @@ def _info(trajectory: Trajectory) -> Row:
 
 def _tool(tool: dict[str, Any]) -> Row:
     function = tool.get("function", tool)
-    return {name: function.get(name) or default for name, default in (("name", ""), ("description", ""))} | {
-        "parameters": function.get("parameters") or {}
-    }
+    return {
+        name: function.get(name) or default for name, default in (("name", ""), ("description", ""))
+    } | {"parameters": function.get("parameters") or {}}
 
 
-def _graph(trajectory: Trajectory, known: RequestHints) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
+def _graph(
+    trajectory: Trajectory, known: RequestHints
+) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
     """Nodes, each after its parent; model calls; and the longest list of tools that was offered."""
     nodes: list[Row] = []
     calls: list[Row] = []
@@ -207,7 +235,9 @@ def _model_call(call: Call, node: int) -> Row:
         "node": node,
         "model": call.model,
         "sampling": sampling_of(call),
-        "finish_reason": "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop",
+        "finish_reason": (
+            "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop"
+        ),
         "time": {"start": call.started_at, "end": call.ended_at},
     }
 
@@ -223,7 +253,11 @@ def flat_message(message: BaseMessage) -> Row:
     row = chat_message(message)
     if isinstance(message, AIMessage):
         asked = [
-            {"id": call["id"] or "", "name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+            {
+                "id": call["id"] or "",
+                "name": call["name"],
+                "arguments": json.dumps(call["args"], ensure_ascii=False),
+            }
             for call in message.tool_calls
         ]
         asked += [
@@ -240,27 +274,34 @@ def read_verifiers(path: Path, origin: Origin) -> Iterator[Trajectory]:
         checked(row, ("id", "task", "nodes"), place)
         if row.get("version", TRACE_VERSION) != TRACE_VERSION:
             raise StoreError(
-                f"{place} is a trace of version {row['version']}; this program reads version {TRACE_VERSION}.",
+                f"{place} is a trace of version {row['version']}; this program reads version"
+                f" {TRACE_VERSION}.",
                 "Update with `pip install --upgrade hrm-agent`.",
             )
         try:
             yield _trajectory(row, place, origin)
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise StoreError(f"{place} is not a trace: {type(error).__name__}: {error}.", "Export it again.") from error
+            raise StoreError(
+                f"{place} is not a trace: {type(error).__name__}: {error}.", "Export it again."
+            ) from error
 
 
 def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
     config = (row.get("agent") or {}).get("config") or {}
     span = (row.get("timing") or {}).get("agent") or {}
     began = float((row.get("timing") or {}).get("start") or 0.0)
-    assembly = Assembly(str(row["id"]), origin, place, config.get("model"), began, float(span.get("end") or 0.0))
+    assembly = Assembly(
+        str(row["id"]), origin, place, config.get("model"), began, float(span.get("end") or 0.0)
+    )
     ours = (row.get("info") or {}).get(_OURS) or {}
     calls = {call["node"]: call for call in row.get("calls") or () if call.get("node") is not None}
     ends: list[End] = []
     for index, node in enumerate(row["nodes"]):
         end: End = (None, ()) if node.get("parent") is None else ends[node["parent"]]
         ends.append(_add(assembly, end, node, calls.get(index, {}), config, ours))
-    scores = {name: reward for name, reward in (row.get("rewards") or {}).items() if reward is not None}
+    scores = {
+        name: reward for name, reward in (row.get("rewards") or {}).items() if reward is not None
+    }
     task, data = row["task"], row["task"]["data"]
     prompt = data.get("prompt") or ""
     key = str(data.get("name") or row["task"].get("key") or content_hash(data))
@@ -284,7 +325,10 @@ def _rewards(scores: dict[str, Any]) -> dict[str, float]:
     if not scores:
         return {}
     total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
-    return {**{name: float(reward["score"]) for name, reward in scores.items()}, "correct": float(total)}
+    return {
+        **{name: float(reward["score"]) for name, reward in scores.items()},
+        "correct": float(total),
+    }
 
 
 def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: Row) -> End:
@@ -292,7 +336,9 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
     spread = iter(given)
     complete = len(given) == sum(map(bool, mask))
     said = {**(config.get("sampling") or {}), **(call.get("sampling") or {})}
-    sampling = {n: said[n] for n in ("temperature", "top_p", "max_tokens") if said.get(n) is not None}
+    sampling = {
+        n: said[n] for n in ("temperature", "top_p", "max_tokens") if said.get(n) is not None
+    }
     plain = said.get("temperature") == 1 and said.get("top_p") in (None, 1)
     span = call.get("time") or {}
     moment = float(node.get("timestamp") or assembly.started_at)
@@ -301,32 +347,44 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
         node.get("token_ids") or [],
         mask,
         [next(spread) if sampled else 0.0 for sampled in mask] if complete else None,
-        kind=LogprobKind(ours.get("logprobs") or (LogprobKind.RAW if plain else LogprobKind.SAMPLED)),
+        kind=LogprobKind(
+            ours.get("logprobs") or (LogprobKind.RAW if plain else LogprobKind.SAMPLED)
+        ),
         sampling=Sampling.model_validate(sampling),
         untrainable=_why_untrainable(said),
         response=ai_message(node["message"]).model_dump(mode="json"),
-        finish_reason=FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP,
+        finish_reason=(
+            FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP
+        ),
         started_at=float(span.get("start") or moment),
         ended_at=max(float(span.get("end") or moment), float(span.get("start") or moment)),
     )
 
 
 def _why_untrainable(sampling: Row) -> str | None:
-    changed = [name for name, neutral in _NEUTRAL.items() if sampling.get(name) not in (None, *neutral)]
+    changed = [
+        name for name, neutral in _NEUTRAL.items() if sampling.get(name) not in (None, *neutral)
+    ]
     return f"{changed[0]} {sampling[changed[0]]} changed what was sampled from" if changed else None
 
 
 def ai_message(message: Row) -> AIMessage:
-    """The answer with its calls; the text of one whose arguments are no JSON object is kept as undecodable."""
+    """The answer with its calls; the text of one whose arguments are no JSON object is kept as
+    undecodable.
+    """
     thoughts = message.get(REASONING)
-    answer = AIMessage(message.get("content") or "", additional_kwargs={REASONING: thoughts} if thoughts else {})
+    answer = AIMessage(
+        message.get("content") or "", additional_kwargs={REASONING: thoughts} if thoughts else {}
+    )
     for call in message.get("tool_calls") or ():
         try:
             arguments = json.loads(call["arguments"])
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
-            answer.tool_calls.append({"type": "tool_call", "id": call["id"], "name": call["name"], "args": arguments})
+            answer.tool_calls.append(
+                {"type": "tool_call", "id": call["id"], "name": call["name"], "args": arguments}
+            )
         else:
             answer.invalid_tool_calls.append(
                 {
@@ -350,7 +408,9 @@ def ending(row: Row, status: str | None = None) -> dict[str, Any]:
         return {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED}
     if errors or status == RunStatus.FAILED:
         last: Any = errors[-1] if errors else said or "unknown"
-        text = str(last.get("message") or last.get("error")) if isinstance(last, dict) else str(last)
+        text = (
+            str(last.get("message") or last.get("error")) if isinstance(last, dict) else str(last)
+        )
         ours = said in (StopReason.UNUSABLE_ANSWER, StopReason.VERIFIER_ERROR)
         reason = StopReason(said) if ours else StopReason.ERROR
         return {"status": RunStatus.FAILED, "stop_reason": reason, "error": text or "unknown"}
@@ -361,7 +421,12 @@ def ending(row: Row, status: str | None = None) -> dict[str, Any]:
 
 def _stop_of(said: str, *, truncated: bool = False) -> StopReason:
     """A stop condition's nearest stop reason; a limit is one."""
-    limits = {StopReason.RECURSION_LIMIT, StopReason.INTERRUPT, StopReason.MAX_TURNS, StopReason.MAX_SECONDS}
+    limits = {
+        StopReason.RECURSION_LIMIT,
+        StopReason.INTERRUPT,
+        StopReason.MAX_TURNS,
+        StopReason.MAX_SECONDS,
+    }
     if said in limits:
         return StopReason(said)
     if "timeout" in said:

@@ -1,12 +1,15 @@
-"""The tasks of runs as verl's trainer reads them: a Parquet file of prompts, each with what its answer is checked by.
+"""The tasks of runs as verl's trainer reads them: a Parquet file of prompts, each with what its
+answer is checked by.
 
-A row is a task, not a run: verl samples answers of its own, so that several runs of one task give one row. `prompt` is
-the task as the user's turn, after the system turn where the first model call is proved to have had just these two. A
-task without a reference answer has nothing to be checked by, and is left out.
+A row is a task, not a run: verl samples answers of its own, so that several runs of one task give
+one row. `prompt` is the task as the user's turn, after the system turn where the first model call
+is proved to have had just these two. A task without a reference answer has nothing to be checked
+by, and is left out.
 
-`data_source` names the family, by which a `compute_score` of one's own tells tasks apart; verl's own knows its own
-names only. `ability` is the task's `metadata["ability"]`, else `agent`; `extra_info.split` is `metadata["split"]`, else
-`train`. Runs are not read back: tokens, answers and rewards stand in no such file.
+`data_source` names the family, by which a `compute_score` of one's own tells tasks apart; verl's
+own knows its own names only. `ability` is the task's `metadata["ability"]`, else `agent`;
+`extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: tokens, answers and
+rewards stand in no such file.
 """
 
 from __future__ import annotations
@@ -21,7 +24,11 @@ from langchain_core.messages import HumanMessage, SystemMessage
 
 from hrm_agent.basics.files import replacing
 from hrm_agent.trajectory.formats.native import pyarrow
-from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, RequestHints, conversation_of
+from hrm_agent.trajectory.formats.shared.messages import (
+    ConversationOfCall,
+    RequestHints,
+    conversation_of,
+)
 from hrm_agent.trajectory.formats.shared.rows import Report, Row, Skipped
 from hrm_agent.trajectory.schema import Trajectory
 
@@ -31,14 +38,19 @@ _ROWS_PER_GROUP = 1024
 
 
 def write_verl(trajectories: Iterable[Trajectory], path: Path, known: RequestHints) -> Report:
-    """One task a row. Without a row no file is written. Needs pyarrow. Raises `StoreError` without it."""
+    """One task a row. Without a row no file is written. Needs pyarrow. Raises `StoreError` without
+    it.
+    """
     pa, parquet = pyarrow()
     report = Report()
     rows = _rows(trajectories, known, report)
     group = list(islice(rows, _ROWS_PER_GROUP))
     if not group:
         return report
-    with replacing(path) as part, parquet.ParquetWriter(part, _schema(pa), compression="zstd") as writer:
+    with (
+        replacing(path) as part,
+        parquet.ParquetWriter(part, _schema(pa), compression="zstd") as writer,
+    ):
         while group:
             writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
             group = list(islice(rows, _ROWS_PER_GROUP))
@@ -50,7 +62,11 @@ def _rows(trajectories: Iterable[Trajectory], known: RequestHints, report: Repor
     for trajectory in trajectories:
         report.trajectories += 1
         task = trajectory.task.family, trajectory.task.id
-        row = Skipped("another run of a task that has a row") if task in seen else _row(trajectory, known, report.rows)
+        row = (
+            Skipped("another run of a task that has a row")
+            if task in seen
+            else _row(trajectory, known, report.rows)
+        )
         if isinstance(row, Skipped):
             report.left_out[row.reason] += 1
             continue

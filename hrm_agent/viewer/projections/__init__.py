@@ -1,4 +1,6 @@
-"""What pages are made of: functions from a place to JSON. Who serves them parses query values and answers."""
+"""What pages are made of: functions from a place to JSON. Who serves them parses query values and
+answers.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,13 @@ def _limit(usual: int, most: int) -> Parameter:
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "runs": Endpoint(runs, everywhere=True),
-    "metrics": Endpoint(metrics, {"run": Parameter(default=""), "after": _NUMBER, "keys": Parameter(default="")}),
+    "metrics": Endpoint(
+        metrics, {"run": Parameter(default=""), "after": _NUMBER, "keys": Parameter(default="")}
+    ),
     "step": Endpoint(step, {"run": Parameter(default=""), "step": Parameter(int, required=True)}),
-    "groups": Endpoint(groups, {"run": Parameter(default=""), "after": _NUMBER, "limit": _limit(50, 500)}),
+    "groups": Endpoint(
+        groups, {"run": Parameter(default=""), "after": _NUMBER, "limit": _limit(50, 500)}
+    ),
     "trajectories": Endpoint(
         trajectories,
         {
@@ -46,20 +52,33 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             "step": _NUMBER,
         },
     ),
-    "threads": Endpoint(bare_threads, {"after": Parameter(default=""), "limit": _limit(200, 1_000)}),
+    "threads": Endpoint(
+        bare_threads, {"after": Parameter(default=""), "limit": _limit(200, 1_000)}
+    ),
     "trajectory": Endpoint(trajectory, {"id": _NEEDED}),
     "items": Endpoint(items, {"id": _NEEDED, "after": _NUMBER, "limit": _limit(200, 1_000)}),
     "moments": Endpoint(
         moments,
-        {"thread": _NEEDED, "after": _NUMBER, "limit": _limit(50, 500), "checkpoint": Parameter(default="")},
+        {
+            "thread": _NEEDED,
+            "after": _NUMBER,
+            "limit": _limit(50, 500),
+            "checkpoint": Parameter(default=""),
+        },
     ),
     "moment": Endpoint(moment, {"thread": _NEEDED, "checkpoint": _NEEDED}),
-    "tokens": Endpoint(tokens, {"call": _NEEDED, "from": _NUMBER, "to": _NUMBER, "run": Parameter(default="")}),
+    "tokens": Endpoint(
+        tokens, {"call": _NEEDED, "from": _NUMBER, "to": _NUMBER, "run": Parameter(default="")}
+    ),
     "graph": Endpoint(graph, {"thread": _NEEDED}),
     "environment": Endpoint(environment, {"run": Parameter(default="")}),
     "citations": Endpoint(citations, {"id": _NEEDED}),
-    "source": Endpoint(source, {"id": _NEEDED, "source": _NEEDED, "start": _NUMBER, "end": _NUMBER}),
-    "search": Endpoint(search, {"q": _NEEDED, "run": Parameter(default=""), "limit": _limit(50, 500)}),
+    "source": Endpoint(
+        source, {"id": _NEEDED, "source": _NEEDED, "start": _NUMBER, "end": _NUMBER}
+    ),
+    "search": Endpoint(
+        search, {"q": _NEEDED, "run": Parameter(default=""), "limit": _limit(50, 500)}
+    ),
     "compare": Endpoint(compare, {"a": _NEEDED, "b": _NEEDED}),
     "blob": Endpoint(blob, {"item": _NEEDED, "field": _NEEDED, "from": _NUMBER}),
 }

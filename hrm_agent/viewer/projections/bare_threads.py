@@ -1,4 +1,6 @@
-"""Threads that have checkpoints alone: of a program with a store's checkpointer, which recorded no trajectory."""
+"""Threads that have checkpoints alone: of a program with a store's checkpointer, which recorded no
+trajectory.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,42 @@ _BARE = (
     "AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = '')"
 )
 _AT, _ID = "COALESCE(CAST(t.updated_at AS DOUBLE PRECISION), 0)", "CAST(t.id AS TEXT)"
-"""A forged row may hold any value there: numbers are all below texts, and pages would begin with them for ever."""
+"""A forged row may hold any value there: numbers are all below texts, and pages would begin with
+them for ever.
+"""
 
 
 def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, Any]:
-    """`GET threads`: those without a trajectory, newest first. `after`: what the page before told as `next`."""
+    """`GET threads`: those without a trajectory, newest first. `after`: what the page before told
+    as `next`.
+    """
     store, where, values = place.store(), "", list[Any]()
     if after:
         written, _, id_ = after.partition(" ")
         try:
             at = float(written)
         except ValueError:
-            raise ConfigError(f"after={after[:80]!r} is no end of a page.", "Leave it out for the first one.") from None
+            raise ConfigError(
+                f"after={after[:80]!r} is no end of a page.", "Leave it out for the first one."
+            ) from None
         where, values = f"AND ({_AT} < ? OR ({_AT} = ? AND {_ID} < ?))", [at, at, id_]
-    query = f"SELECT {_ID}, t.created_at, {_AT} FROM {_BARE} {where} ORDER BY {_AT} DESC, {_ID} DESC LIMIT ?"
+    query = (
+        f"SELECT {_ID}, t.created_at, {_AT} FROM {_BARE} {where} ORDER BY {_AT} DESC, {_ID} DESC"
+        " LIMIT ?"
+    )
     with store.database.read() as cursor:
-        rows = [(str(id_), begun, at) for id_, begun, at in cursor.execute(query, [*values, limit]).fetchall()]
+        rows = [
+            (str(id_), begun, at)
+            for id_, begun, at in cursor.execute(query, [*values, limit]).fetchall()
+        ]
         ids = [id_ for id_, *_ in rows]
         counted = (
-            f"SELECT thread_id, count(*) FROM checkpoints WHERE ns = '' AND thread_id IN ({placeholders(len(ids))})"
+            "SELECT thread_id, count(*) FROM checkpoints WHERE ns = '' AND thread_id IN"
+            f" ({placeholders(len(ids))})"
         )
-        counts = dict(cursor.execute(f"{counted} GROUP BY thread_id", ids).fetchall()) if ids else {}
+        counts = (
+            dict(cursor.execute(f"{counted} GROUP BY thread_id", ids).fetchall()) if ids else {}
+        )
     return {
         "threads": [
             {

@@ -30,7 +30,9 @@ _REASONING = "/reasoning"
 
 
 def blob(place: Place, item: str, field: str, from_: int = 0) -> dict[str, Any]:
-    """`GET blob`: characters `from` to at most `from` + 65,536 of a text that another answer names."""
+    """`GET blob`: characters `from` to at most `from` + 65,536 of a text that another answer
+    names.
+    """
     text = whole_text(place, item, field)
     piece = text[from_ : from_ + PIECE]
     following = from_ + len(piece)
@@ -53,7 +55,10 @@ def whole_text(place: Place, item: str, field: str) -> str:
     except DAMAGED:
         text = None
     if text is None:
-        raise NotThere(f"There is no text {field[:80]!r} of {item[:200]!r}.", "The page may be older than the store.")
+        raise NotThere(
+            f"There is no text {field[:80]!r} of {item[:200]!r}.",
+            "The page may be older than the store.",
+        )
     return text
 
 
@@ -82,13 +87,17 @@ def _of_overlay(place: Place, rest: str, field: str) -> str | None:
 
 def _of_scoring(place: Place, rest: str, field: str) -> str | None:
     trajectory, _, rubric = rest.partition(":")
-    found = next((each for each in place.store().scorings.of(trajectory) if each.rubric == rubric), None)
+    found = next(
+        (each for each in place.store().scorings.of(trajectory) if each.rubric == rubric), None
+    )
     name, _, number = field.partition("/")
     if found is None:
         return None
     if name == "fault":
         return found.fault
-    return found.scores[int(number)].reason if name == "reason" else found.feedback[int(number)].words
+    return (
+        found.scores[int(number)].reason if name == "reason" else found.feedback[int(number)].words
+    )
 
 
 def _of_turn(place: Place, rest: str, field: str) -> str | None:
@@ -96,7 +105,13 @@ def _of_turn(place: Place, rest: str, field: str) -> str | None:
     turn = next((each for each in header_of(place, trajectory).turns if each.id == id_), None)
     if turn is None:
         return None
-    return turn.prompt if field == "prompt" else turn.before.error if field == "error" else turn.before.answer
+    return (
+        turn.prompt
+        if field == "prompt"
+        else turn.before.error
+        if field == "error"
+        else turn.before.answer
+    )
 
 
 def _of_call(place: Place, id_: str, field: str) -> str | None:
@@ -160,7 +175,9 @@ def _of_message(values: dict[str, Any], field: str) -> str | None:
     if not isinstance(message, ShownMessage):
         return None
     if not asked:
-        return thoughts_of(message.fields) if field.endswith(_REASONING) else text_of(message.fields)
+        return (
+            thoughts_of(message.fields) if field.endswith(_REASONING) else text_of(message.fields)
+        )
     calls = [call for call in message.fields["tool_calls"] if isinstance(call, dict)]
     return arguments_text(plain(cast("dict[str, Any]", calls[int(number)]).get("args")))
 
@@ -169,7 +186,11 @@ def _of_source(place: Place, rest: str, field: str) -> str | None:
     from hrm_agent.viewer.projections.trajectory.citations import sources_of
 
     trajectory, _, name = rest.partition(":")
-    return str(sources_of(place, trajectory).get(name, {}).get("text", "")) if field == "text" else None
+    return (
+        str(sources_of(place, trajectory).get(name, {}).get("text", ""))
+        if field == "text"
+        else None
+    )
 
 
 _READERS: dict[str, Callable[[Place, str, str], str | None]] = {

@@ -41,7 +41,9 @@ class Parameter:
             raise ConfigError(f"{name}={text[:80]!r} is not a whole number.", f"Write {name}=N.")
         number = int(text)
         if not self.least <= number <= self.most:
-            raise ConfigError(f"{name}={number} is out of range.", f"From {self.least} to {self.most}.")
+            raise ConfigError(
+                f"{name}={number} is out of range.", f"From {self.least} to {self.most}."
+            )
         return number
 
 
@@ -57,7 +59,9 @@ class Endpoint:
     """The function takes all places."""
 
     def read(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The arguments of the function. Raises `ConfigError` for what is unknown, malformed or lacking."""
+        """The arguments of the function. Raises `ConfigError` for what is unknown, malformed or
+        lacking.
+        """
         for name in query:
             if name not in self.parameters and (name != PLACE or self.everywhere):
                 known = ", ".join(self.parameters) or "none"

@@ -1,4 +1,6 @@
-"""Groups of rollouts: what a step made of each sibling, with its reason and the outcomes of its tools."""
+"""Groups of rollouts: what a step made of each sibling, with its reason and the outcomes of its
+tools.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
-from hrm_agent.store.browse.lists import ThreadUse, ToolMark, headers_page, overlays_of, tool_marks, uses_of_threads
+from hrm_agent.store.browse.lists import (
+    ThreadUse,
+    ToolMark,
+    headers_page,
+    overlays_of,
+    tool_marks,
+    uses_of_threads,
+)
 from hrm_agent.store.database.cursors import placeholders
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict, step_in_name
 from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
@@ -24,7 +33,9 @@ _MOST_ROLLOUTS = 20_000
 
 
 def step_begun_for(run: str, group: str) -> int | None:
-    """The step, from 1, that a training run began a group for, by the group's name; None for any other group."""
+    """The step, from 1, that a training run began a group for, by the group's name; None for any
+    other group.
+    """
     number = step_in_name(group, run)
     return None if number is None else number + 1
 
@@ -70,8 +81,9 @@ def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str,
     """`GET groups`: paged by the row of a group's first trajectory."""
     store, damaged = place.store(), Damaged()
     query = (
-        "SELECT min(seq), CASE WHEN group_id = '' THEN id ELSE group_id END AS g FROM trajectories WHERE run_id = ? "
-        "GROUP BY CASE WHEN group_id = '' THEN id ELSE group_id END HAVING min(seq) > ? ORDER BY min(seq) LIMIT ?"
+        "SELECT min(seq), CASE WHEN group_id = '' THEN id ELSE group_id END AS g FROM trajectories"
+        " WHERE run_id = ? GROUP BY CASE WHEN group_id = '' THEN id ELSE group_id END HAVING"
+        " min(seq) > ? ORDER BY min(seq) LIMIT ?"
     )
     with store.database.read() as cursor:
         rows = cursor.execute(query, (run, after, limit + 1)).fetchall()
@@ -93,10 +105,16 @@ def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str,
 def _headers_of_step(
     store: RunStore, run: str, number: int, judged: dict[str, Overlay], damaged: Damaged
 ) -> list[Trajectory]:
-    """Those that were judged for the step, wherever they were made, and those that were begun for it."""
+    """Those that were judged for the step, wherever they were made, and those that were begun for
+    it.
+    """
     prefix = f"{run}/step-{number}/"
     begun = headers_page(
-        store, "run_id = ? AND substr(group_id, 1, ?) = ?", (run, len(prefix), prefix), damaged, limit=_MOST_ROLLOUTS
+        store,
+        "run_id = ? AND substr(group_id, 1, ?) = ?",
+        (run, len(prefix), prefix),
+        damaged,
+        limit=_MOST_ROLLOUTS,
     )
     known = {each.header.id for each in begun}
     missing = [id_ for id_ in judged if id_ not in known]
@@ -108,8 +126,11 @@ def _headers_of_step(
 
 def _judged_steps(store: RunStore, run: str) -> list[int]:
     with store.database.read() as cursor:
-        rows = cursor.execute("SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step", (run,)).fetchall()
-    return [row[0] for row in rows if isinstance(row[0], int)]  # SQLite keeps a forged text as it is
+        rows = cursor.execute(
+            "SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step", (run,)
+        ).fetchall()
+    # SQLite keeps a forged text as it is
+    return [row[0] for row in rows if isinstance(row[0], int)]
 
 
 def _groups(
@@ -120,7 +141,9 @@ def _groups(
     by_group: dict[str, list[Trajectory]] = {}
     for each in headers:
         overlay = judged.get(each.id)
-        by_group.setdefault((overlay.group_id if overlay else "") or each.group_id or each.id, []).append(each)
+        by_group.setdefault(
+            (overlay.group_id if overlay else "") or each.group_id or each.id, []
+        ).append(each)
     return [_group(name, siblings, judged, uses, marks) for name, siblings in by_group.items()]
 
 
@@ -140,7 +163,9 @@ def _group(
         "rejected": overlay_data(rejected)["reason"],
         "kept": sum(o.verdict is Verdict.KEPT for o in overlays),
         "rollouts": [
-            _rollout(each, judged.get(each.id), uses.get(each.thread_id), marks.get(each.thread_id, ()))
+            _rollout(
+                each, judged.get(each.id), uses.get(each.thread_id), marks.get(each.thread_id, ())
+            )
             for each in ordered
         ],
     }
@@ -158,7 +183,10 @@ def task_data(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _rollout(
-    trajectory: Trajectory, overlay: Overlay | None, use: ThreadUse | None, marks: Iterable[ToolMark]
+    trajectory: Trajectory,
+    overlay: Overlay | None,
+    use: ThreadUse | None,
+    marks: Iterable[ToolMark],
 ) -> dict[str, Any]:
     item = f"trajectory:{trajectory.id}"
     ended = trajectory.ended_at
@@ -168,7 +196,9 @@ def _rollout(
         "sample": trajectory.sample_index,
         "status": trajectory.status.value,
         "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
-        "reward": foreign(overlay.reward if overlay else trajectory.reward if trajectory.rewards else None),
+        "reward": foreign(
+            overlay.reward if overlay else trajectory.reward if trajectory.rewards else None
+        ),
         "rewards": foreign(trajectory.rewards),
         "outcome": foreign(trajectory.rewards.get("correct")),
         **overlay_data(overlay),
@@ -210,10 +240,16 @@ def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
     return {
         "verdict": overlay.verdict.value,
         "drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
-        "reason": cut_text(overlay.reason, f"overlay:{overlay.trajectory_id}:{overlay.run_id}", "reason"),
+        "reason": cut_text(
+            overlay.reason, f"overlay:{overlay.trajectory_id}:{overlay.run_id}", "reason"
+        ),
         "advantage": foreign(overlay.advantage),
         "penalty_error": foreign(overlay.penalty_error),
         "penalty_format": foreign(overlay.penalty_format),
-        "penalty_by_role": foreign({role: each.model_dump() for role, each in by_role.items()}) if by_role else None,
+        "penalty_by_role": (
+            foreign({role: each.model_dump() for role, each in by_role.items()})
+            if by_role
+            else None
+        ),
         "carried_from": overlay.carried_from,
     }

@@ -29,13 +29,18 @@ _LIVE_SECONDS = 60.0
 _SPARK = 60
 _MOST_AVERAGED = 20_000
 """Of a run without metrics, trajectories whose rewards are read for its accuracy."""
-_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int, int], float | None]] = BoundedMap(1_000)
+_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int, int], float | None]] = BoundedMap(
+    1_000
+)
 _lock = threading.Lock()
 _RUNS = (
-    "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), "
-    "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END), sum(length(record)) FROM trajectories GROUP BY run_id"
+    "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), sum(CASE WHEN status ="
+    " 'running' THEN 1 ELSE 0 END), sum(length(record)) FROM trajectories GROUP BY run_id"
 )
-_HELD = "SELECT t.id, t.run_id FROM leases l JOIN threads t ON t.id = l.thread_id WHERE l.expires_at > 0"
+_HELD = (
+    "SELECT t.id, t.run_id FROM leases l JOIN threads t ON t.id = l.thread_id WHERE"
+    " l.expires_at > 0"
+)
 
 
 def runs(places: Sequence[Place]) -> dict[str, Any]:
@@ -53,7 +58,13 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
         except DAMAGED as error:  # a forged row or file of one place does not hide the others
             message = f"{place.where} cannot be read: {in_a_line(error)}."
-            problems.append({"place": place.id, "message": message, "hint": "`hrm-agent store verify` lists where."})
+            problems.append(
+                {
+                    "place": place.id,
+                    "message": message,
+                    "hint": "`hrm-agent store verify` lists where.",
+                }
+            )
     found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
     return {"runs": found, "bare_threads": bare, "problems": problems}
 
@@ -63,7 +74,9 @@ def place_runs(place: Place) -> list[dict[str, Any]]:
     store = place.store()
     with store.database.read() as cursor:
         rows = {str(row[0]): row[1:] for row in cursor.execute(_RUNS).fetchall()}
-        seen = dict(cursor.execute("SELECT run_id, max(updated_at) FROM threads GROUP BY run_id").fetchall())
+        seen = dict(
+            cursor.execute("SELECT run_id, max(updated_at) FROM threads GROUP BY run_id").fetchall()
+        )
         taken = cursor.execute(_HELD).fetchall()
         live = leased(store.database, cursor) if taken else set[str]()
     held = {str(run) for thread, run in taken if str(thread) in live}
@@ -71,7 +84,10 @@ def place_runs(place: Place) -> list[dict[str, Any]]:
     names = [*rows, *([own] if own is not None and own not in rows else [])]
     if not names and seen:
         names = [""]  # threads of a program of one's own
-    return [_run(place, store, name, rows.get(name), seen.get(name), name in held, name == own) for name in names]
+    return [
+        _run(place, store, name, rows.get(name), seen.get(name), name in held, name == own)
+        for name in names
+    ]
 
 
 def is_own_run(place: Place, run: str) -> bool:
@@ -92,16 +108,30 @@ def _run(
     steps = metrics.steps[-1] + step_base(kind) if metrics else None
     of_steps = _of_steps(config, metrics)
     done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
-    left = bool(running) or (steps is not None and of_steps is not None and steps < of_steps and not done)
+    left = bool(running) or (
+        steps is not None and of_steps is not None and steps < of_steps and not done
+    )
     live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
-    accuracy, of = _accuracy(place, store, name, folder, metrics, (int(count), int(running or 0), int(size)))
+    accuracy, of = _accuracy(
+        place, store, name, folder, metrics, (int(count), int(running or 0), int(size))
+    )
     return {
         "place": place.id,
         "run": name,
         "name": short(name or f"{place.id}: single runs"),
         "kind": kind,
-        "graph": short(str(config.get("graph") or config.get("train.graph") or (header.graph if header else ""))),
-        "policy": short(str(config.get("policy") or config.get("train.policy") or (header.policy if header else ""))),
+        "graph": short(
+            str(
+                config.get("graph") or config.get("train.graph") or (header.graph if header else "")
+            )
+        ),
+        "policy": short(
+            str(
+                config.get("policy")
+                or config.get("train.policy")
+                or (header.policy if header else "")
+            )
+        ),
         "steps": steps,
         "of_steps": of_steps,
         "accuracy": accuracy,
@@ -116,7 +146,9 @@ def _run(
 
 
 def step_base(kind: str) -> int:
-    """What the console adds to the number of a row's step: training by rollouts counts from 0, fine-tuning from 1."""
+    """What the console adds to the number of a row's step: training by rollouts counts from 0,
+    fine-tuning from 1.
+    """
     return 0 if kind == "train sft" else 1
 
 
@@ -134,7 +166,11 @@ def _written(folder: Path | None) -> float | None:
 
 def _of_steps(config: dict[str, Any], metrics: MetricsTail | None) -> int | None:
     found = config.get("steps", config.get("train.steps"))
-    return found if isinstance(found, int) and (metrics is not None or "train" in str(config.get("command"))) else None
+    return (
+        found
+        if isinstance(found, int) and (metrics is not None or "train" in str(config.get("command")))
+        else None
+    )
 
 
 def _accuracy(
@@ -156,9 +192,11 @@ def _accuracy(
 
 
 def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> float | None:
-    """Share of the scored trajectories that are right. Kept as long as none is begun, ends or gets other rewards.
+    """Share of the scored trajectories that are right. Kept as long as none is begun, ends or gets
+    other rewards.
 
-    `counts`: trajectories, those that are running, and the bytes of all records: `score` gives rewards after the end.
+    `counts`: trajectories, those that are running, and the bytes of all records: `score` gives
+    rewards after the end.
     """
     if not 0 < counts[0] <= _MOST_AVERAGED:
         return None
@@ -176,7 +214,9 @@ def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> fl
 
 
 def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:
-    """Accuracy on held-out problems by step, each with its 95 % interval, as the run itself has told it."""
+    """Accuracy on held-out problems by step, each with its 95 % interval, as the run itself has
+    told it.
+    """
     from hrm_agent.basics.intervals import wilson_interval
 
     report, metrics = json_file(place.folder, "report.json"), metrics_of(place.folder)
@@ -188,12 +228,28 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
                 count = problems.get(step + 1)
                 known = count if count and 0 <= value <= 1 else None  # a file may hold any number
                 low, high = wilson_interval(value * known, known) if known else (None, None)
-                found[step + 1] = {"step": step + 1, "value": value, "low": low, "high": high, "problems": count}
+                found[step + 1] = {
+                    "step": step + 1,
+                    "value": value,
+                    "low": low,
+                    "high": high,
+                    "problems": count,
+                }
     for step, stage in ((0, report.get("before")), (report.get("steps"), report.get("after"))):
         match stage:
-            case {"pass_at_1": float(value), "interval": [float(low), float(high)], "problems": int(count)}:
+            case {
+                "pass_at_1": float(value),
+                "interval": [float(low), float(high)],
+                "problems": int(count),
+            }:
                 if isinstance(step, int):
-                    found[step] = {"step": step, "value": value, "low": low, "high": high, "problems": count}
+                    found[step] = {
+                        "step": step,
+                        "value": value,
+                        "low": low,
+                        "high": high,
+                        "problems": count,
+                    }
             case _:
                 pass
     return [found[step] for step in sorted(found)]
@@ -202,7 +258,9 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
 def _evaluated_problems(store: RunStore, run: str) -> dict[int, int]:
     """Updates taken -> problems of the evaluation that was made then."""
     prefix = f"{run}/eval-"
-    query = "SELECT DISTINCT group_id FROM trajectories WHERE run_id = ? AND substr(group_id, 1, ?) = ?"
+    query = (
+        "SELECT DISTINCT group_id FROM trajectories WHERE run_id = ? AND substr(group_id, 1, ?) = ?"
+    )
     with store.database.read() as cursor:
         rows = cursor.execute(query, (run, len(prefix), prefix)).fetchall()
     counts: dict[int, int] = {}

@@ -70,7 +70,9 @@ def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path: Pat
     assert found == Outer(count=None, rate=3.0, inner=Inner(steps=9, table={"b": 0}))
 
 
-@pytest.mark.parametrize("config", [Outer(), Outer(count=None, words=("x",), inner=Inner(table={"odd key": [1, "x"]}))])
+@pytest.mark.parametrize(
+    "config", [Outer(), Outer(count=None, words=("x",), inner=Inner(table={"odd key": [1, "x"]}))]
+)
 def test_what_is_saved_is_read_back(config: Outer, tmp_path: Path) -> None:
     path = save_config(config, "test", tmp_path / "new" / "run")
     assert build_config(Outer, read_config_file(path, "test"), "") == config
@@ -82,7 +84,11 @@ def test_what_is_saved_is_read_back(config: Outer, tmp_path: Path) -> None:
         (("--cuont", "3"), "hrm-agent test has no flag '--cuont'.", "Did you mean '--count'?"),
         (("--count", "x"), "count (from the flags)", ""),
         (("--name",), "expected one argument", "--help"),
-        (("--inner.steps", "0"), "inner.steps (from the flags): Input should be greater than or equal to 1", ""),
+        (
+            ("--inner.steps", "0"),
+            "inner.steps (from the flags): Input should be greater than or equal to 1",
+            "",
+        ),
         (("--kind", "three"), "Input should be 'one' or 'two'", ""),
         (("--inner.table", "a"), "'a' is not KEY=VALUE.", "--inner.table a=VALUE"),
         (("--config", "absent.toml"), "There is no file absent.toml.", ""),
@@ -119,7 +125,9 @@ def test_a_run_is_not_gone_on_with_under_another_configuration(tmp_path: Path) -
     save_config(Outer(), "test", tmp_path)
     compare_on_resume(Outer(), "test", tmp_path)
     changed = Outer(rate=0.25, count=None)
-    with pytest.raises(RunError, match=r"count: 3 there, None now; rate: 0.5 there, 0.25 now") as raised:
+    with pytest.raises(
+        RunError, match=r"count: 3 there, None now; rate: 0.5 there, 0.25 now"
+    ) as raised:
         compare_on_resume(changed, "test", tmp_path)
     assert "hrm-agent resume" in raised.value.hint
     compare_on_resume(changed, "test", tmp_path, free=frozenset({"rate", "count"}))
@@ -139,7 +147,9 @@ def test_a_disk_that_is_full_leaves_the_saved_configuration_as_it_was(tmp_path: 
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_shipped_files_are_valid_and_dry_runs_give_them_back(path: Path, hrm: Command, tmp_path: Path) -> None:
+def test_the_shipped_files_are_valid_and_dry_runs_give_them_back(
+    path: Path, hrm: Command, tmp_path: Path
+) -> None:
     command = tomllib.loads(path.read_text())["command"].split()
     words = [*command, *(["chats.jsonl"] if command == ["train", "sft"] else [])]
     done = hrm(*words, "--config", str(path), "--dry-run")

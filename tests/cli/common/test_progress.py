@@ -1,4 +1,6 @@
-"""How a long command says where it stands, on a terminal of 80 columns and in a log; and what a run's steps show."""
+"""How a long command says where it stands, on a terminal of 80 columns and in a log; and what a
+run's steps show.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,22 @@ def test_a_log_says_how_long_it_took_and_what_is_left(capsys: pytest.CaptureFixt
 
 def rows(*rejected: float) -> list[dict[str, float | None]]:
     return [
-        {"step": i, "select/groups_rejected": share, "select/groups_equal_rewards": 16 * share, "rollout/correct": 0.99}
+        {
+            "step": i,
+            "select/groups_rejected": share,
+            "select/groups_equal_rewards": 16 * share,
+            "rollout/correct": 0.99,
+        }
         for i, share in enumerate(rejected)
     ]
 
 
 def test_a_run_whose_last_steps_taught_nothing_is_remarked() -> None:
     said = when_learning_stopped(rows(0.1, 0.2, 0.8, 0.9, 1.0, 0.8, 0.9))
-    assert said == (
-        "From step 3 on, 80% to 100% of the groups taught nothing: 70 of 70 groups have equal rewards. "
-        "Almost every answer was right: take harder tasks."
+    assert (
+        said
+        == "From step 3 on, 80% to 100% of the groups taught nothing: 70 of 70 groups have equal"
+        " rewards. Almost every answer was right: take harder tasks."
     )
     assert when_learning_stopped(rows(0.1, 0.9, 0.9, 0.9, 0.9)) is None, "four may be bad luck"
     assert when_learning_stopped(rows(0.9, 0.9, 0.9, 0.9, 0.9, 0.1)) is None
@@ -77,7 +85,10 @@ def test_a_run_whose_last_steps_taught_nothing_is_remarked() -> None:
 def test_curves_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "none.png", "no step")
     plot_curves(
-        rows(0.1, 0.2), tmp_path / "some.png", "two steps", {0: Estimate(0.5, 0.4, 0.6), 2: Estimate(0.9, 0.8, 1.0)}
+        rows(0.1, 0.2),
+        tmp_path / "some.png",
+        "two steps",
+        {0: Estimate(0.5, 0.4, 0.6), 2: Estimate(0.9, 0.8, 1.0)},
     )
     assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size

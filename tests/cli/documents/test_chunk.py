@@ -15,7 +15,10 @@ from hrm_agent.retrieval.chunking.libraries import LIBRARIES
 from hrm_agent.retrieval.chunking.plot import headings, lane, paragraph_starts, window
 from tests.cli.conftest import Command
 
-SECTION = "Whales sing at night. They are mammals, and they breathe. A calf drinks milk for a year or so.\n\n"
+SECTION = (
+    "Whales sing at night. They are mammals, and they breathe. A calf drinks milk for a year or"
+    " so.\n\n"
+)
 TEXT = "".join(f"# Part {number}\n\n{SECTION * 4}" for number in range(6))
 
 
@@ -37,9 +40,22 @@ def test_chunks_are_listed(hrm: Command, text: str) -> None:
         shared = TEXT[chunk["start"] : before["end"]] if before else ""
         assert chunk["overlap"] == pieces.count(shared)
     assert sum(chunk["overlap"] for chunk in chunks) > 0
-    people = hrm("chunk", text, "--strategy", "fixed", "--tokenizer", "character", "--size", "90", "--overlap", "0")
+    people = hrm(
+        "chunk",
+        text,
+        "--strategy",
+        "fixed",
+        "--tokenizer",
+        "character",
+        "--size",
+        "90",
+        "--overlap",
+        "0",
+    )
     assert people.out.splitlines()[1].split()[:5] == ["0", "0:90", "90", "0", "#"]
-    assert people.out.splitlines()[-1].endswith("chunks by fixed, of at most 90 tokens of character")
+    assert people.out.splitlines()[-1].endswith(
+        "chunks by fixed, of at most 90 tokens of character"
+    )
 
 
 def test_strategies_side_by_side(hrm: Command, text: str, tmp_path: Path) -> None:
@@ -52,12 +68,28 @@ def test_strategies_side_by_side(hrm: Command, text: str, tmp_path: Path) -> Non
     assert [*rows] == [*STRATEGIES, *libraries]
     for name in STRATEGIES:
         row = rows[name]
-        assert row["over_limit"] == row["wrong_spans"] == row["cut_graphemes"] == row["lost_characters"] == 0
+        assert (
+            row["over_limit"]
+            == row["wrong_spans"]
+            == row["cut_graphemes"]
+            == row["lost_characters"]
+            == 0
+        )
         assert row["most_tokens"] <= 60
     assert rows["fixed"]["mean_overlap"] == 0 < rows["recursive"]["mean_overlap"]
     assert rows["markdown"]["cut_sentences"] == 0 < rows["fixed"]["cut_sentences"]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    people = hrm(*words, "--strategy", "fixed", "--strategy", "semchunk", "--span", "0:400", "--picture", "p.svg")
+    people = hrm(
+        *words,
+        "--strategy",
+        "fixed",
+        "--strategy",
+        "semchunk",
+        "--span",
+        "0:400",
+        "--picture",
+        "p.svg",
+    )
     assert [line.split()[0] for line in people.out.splitlines()[2:4]] == ["fixed", "semchunk"]
     assert "characters 0 to 400: █ a chunk, ░ the next one, ▒ in both" in people.out
     assert "<svg" in (tmp_path / "p.svg").read_text()
@@ -86,13 +118,17 @@ def test_headings_are_no_formulas(hrm: Command, tmp_path: Path) -> None:
 
 def test_where_sentences_and_words_are_cut() -> None:
     text = 'One ends. "Two ends!" Three\n\n- a\n- b\n日本。語'
-    assert sorted(sentence_ends(text)) == [text.index(part) for part in ('"Two', "Three", "- a", "- b", "語")]
+    assert sorted(sentence_ends(text)) == [
+        text.index(part) for part in ('"Two', "Three", "- a", "- b", "語")
+    ]
     (cutting,) = compare("ab cd. ef gh.", ["fixed"], load_tokenizer("character"), size=4, overlap=0)
     assert [chunk.text for chunk in cutting.chunks] == ["ab c", "d. e", "f gh", "."]
     assert (cutting.cut_sentences, cutting.cut_words) == (3, 2)
 
 
-def test_a_library_that_fails_is_one_row(hrm: Command, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_is_one_row(
+    hrm: Command, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> list[Chunk]:
         raise RetrievalError("semchunk fails on this text: boom.")
 
@@ -108,7 +144,9 @@ def test_a_library_that_fails_is_one_row(hrm: Command, text: str, monkeypatch: p
 
 def test_wrong_spans_are_counted_and_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [Chunk(0, 3, 3, "abc"), Chunk(-1, 2, 3, "cde"), Chunk(9, 12, 3, "xyz")]
-    monkeypatch.setattr("hrm_agent.retrieval.chunking.comparison.library_spans", lambda *_, **__: said)
+    monkeypatch.setattr(
+        "hrm_agent.retrieval.chunking.comparison.library_spans", lambda *_, **__: said
+    )
     (cutting,) = compare("abcdefgh", ["semchunk"], load_tokenizer("character"), size=3, overlap=0)
     assert cutting.faults.wrong_spans == 2
     assert [(chunk.start, chunk.end) for chunk in cutting.chunks] == [(0, 3), (2, 5), (9, 12)]

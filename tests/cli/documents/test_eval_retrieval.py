@@ -15,7 +15,8 @@ def corpus(tmp_path: Path) -> str:
     folder = tmp_path / "set"
     folder.mkdir()
     text = "".join(
-        f"# Part {i}\n\nThe key of door {i} is number {i * i + 100}. Nobody knows more.\n\n" for i in range(40)
+        f"# Part {i}\n\nThe key of door {i} is number {i * i + 100}. Nobody knows more.\n\n"
+        for i in range(40)
     )
     (folder / "doors.md").write_text(text)
     (folder / "other.txt").write_text("Nothing of all this is about the key of a door. " * 20)
@@ -23,13 +24,31 @@ def corpus(tmp_path: Path) -> str:
     for i in range(0, 40, 4):
         start = text.index(f"The key of door {i} ")
         reference = {"start": start, "end": text.index(".", start) + 1}
-        rows.append({"corpus": "doors.md", "question": f"Which key has door {i}?", "references": [reference]})
+        rows.append(
+            {
+                "corpus": "doors.md",
+                "question": f"Which key has door {i}?",
+                "references": [reference],
+            }
+        )
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return "set"
 
 
-def test_from_questions_to_tables_files_and_a_picture(corpus: str, hrm: Command, tmp_path: Path) -> None:
-    words = ("--strategy", "default", "sentence", "langchain", "--size", "32", "64", "--resamples", "500")
+def test_from_questions_to_tables_files_and_a_picture(
+    corpus: str, hrm: Command, tmp_path: Path
+) -> None:
+    words = (
+        "--strategy",
+        "default",
+        "sentence",
+        "langchain",
+        "--size",
+        "32",
+        "64",
+        "--resamples",
+        "500",
+    )
     done = hrm("eval-retrieval", corpus, *words, "--k", "2", "--out", "out", "--json")
     assert done.code == 0 and "measuring 7/7" in done.err
     found = done.json
@@ -43,11 +62,17 @@ def test_from_questions_to_tables_files_and_a_picture(corpus: str, hrm: Command,
     assert json.loads((tmp_path / "out/results.json").read_text()) == found
     assert (tmp_path / "out/results.png").read_bytes().startswith(b"\x89PNG\r\n")
     page = (tmp_path / "out/results.md").read_text()
-    assert "| default:32/5:words | " in page and "Questions: doors 10." in page and "* apart: `False`" in page
+    assert (
+        "| default:32/5:words | " in page
+        and "Questions: doors 10." in page
+        and "* apart: `False`" in page
+    )
 
     text = hrm("eval-retrieval", corpus, *words, "--base", "sentence:32/5:words", "--apart")
     assert "The best 5 chunks (10 questions, an index for each corpus)" in text.out
-    assert text.out.count("sentence:32/5:words") == 3, "the baseline is measured once, and is a line of each table"
+    assert text.out.count("sentence:32/5:words") == 3, (
+        "the baseline is measured once, and is a line of each table"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +87,9 @@ def test_from_questions_to_tables_files_and_a_picture(corpus: str, hrm: Command,
         (("set", "--tokenizer", "none"), "There is no tokenizer 'none'"),
     ],
 )
-def test_mistakes_are_explained(words: tuple[str, ...], said: str, corpus: str, hrm: Command) -> None:
+def test_mistakes_are_explained(
+    words: tuple[str, ...], said: str, corpus: str, hrm: Command
+) -> None:
     done = hrm("eval-retrieval", *words)
     assert (done.code, done.out) == (2, "") and said in done.err
     assert "Traceback" not in done.err

@@ -17,7 +17,13 @@ def test_a_folder_of_an_agent_gives_its_documents_and_no_code_no_runs_and_no_mod
     for name in ("README.md", "notes.rst", "LICENSE", "docs/page.html", "docs/build.md"):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("Whales eat krill.\n")
-    for name in ("agent.py", "tasks.json", "runs/a/results.md", "build/site/index.html", "model/model.safetensors"):
+    for name in (
+        "agent.py",
+        "tasks.json",
+        "runs/a/results.md",
+        "build/site/index.html",
+        "model/model.safetensors",
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("Whales eat krill.\n")
     told = hrm("index", project, "--store", "i.db", "--json").json

@@ -14,7 +14,9 @@ from tests.support.retrieval.documents import pdf
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
     (docs := tmp_path / "docs").mkdir()
-    (docs / "lamp.txt").write_text("x " * 400 + "Press the switch twice for the night light. " + "y " * 400)
+    (docs / "lamp.txt").write_text(
+        "x " * 400 + "Press the switch twice for the night light. " + "y " * 400
+    )
     (docs / "manual.pdf").write_bytes(pdf("The first page.", "The second page has a kettle."))
     return docs
 
@@ -23,11 +25,19 @@ def test_hits_have_their_places(hrm: Command, docs: Path) -> None:
     assert hrm("index", "docs").code == 0
     shown = hrm("search", "night", "light?")
     assert shown.code == 0
-    assert "1. lamp.txt 0-" in shown.out and "for the night light" in shown.out and "(words 1)" in shown.out
+    assert (
+        "1. lamp.txt 0-" in shown.out
+        and "for the night light" in shown.out
+        and "(words 1)" in shown.out
+    )
     assert len(max(shown.out.splitlines(), key=len)) < 400
     found = hrm("search", "--json", "-k", "1", "a kettle")
     (hit,) = found.json["hits"]
-    assert found.json["mode"] == "words" and hit["file"] == "manual.pdf" and hit["page"] == 2 - (hit["start"] == 0)
+    assert (
+        found.json["mode"] == "words"
+        and hit["file"] == "manual.pdf"
+        and hit["page"] == 2 - (hit["start"] == 0)
+    )
     assert hit["end"] - hit["start"] == len(hit["text"])
     nothing = hrm("search", "zebra")
     assert nothing.code == 1 and "Nothing was found" in nothing.out
@@ -74,14 +84,35 @@ def test_what_is_hidden_or_outside_is_asked_for(hrm: Command, docs: Path, tmp_pa
 def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
     assert hrm("index", "docs", "--store", "x.db").code == 0
     assert hrm("search", "--store", "x.db", "--mode", "vectors", "lamp").code == 2
-    added = hrm("index", "docs", "--store", "x.db", "--vectors", "static:64", "--engine", "tantivy", "--json").json
-    assert (added["unchanged"], added["engine"], added["vectors"], added["warnings"]) == (2, "tantivy", "static:64", [])
-    found = hrm("search", "--store", "x.db", "--mode", "hybrid", "--json", "boiling water in a kettle").json
+    added = hrm(
+        "index",
+        "docs",
+        "--store",
+        "x.db",
+        "--vectors",
+        "static:64",
+        "--engine",
+        "tantivy",
+        "--json",
+    ).json
+    assert (added["unchanged"], added["engine"], added["vectors"], added["warnings"]) == (
+        2,
+        "tantivy",
+        "static:64",
+        [],
+    )
+    found = hrm(
+        "search", "--store", "x.db", "--mode", "hybrid", "--json", "boiling water in a kettle"
+    ).json
     assert found["mode"] == "hybrid" and found["hits"][0]["file"] == "manual.pdf"
     assert found["hits"][0]["words_rank"] == found["hits"][0]["vectors_rank"] == 1
     refused = hrm("index", "docs", "--store", "x.db", "--vectors", "static", "--json")
-    assert refused.code == 2 and "--vectors none" in json.loads(refused.err.splitlines()[-1])["hint"]
-    back = hrm("index", "docs", "--store", "x.db", "--vectors", "none", "--engine", "fts5", "--json").json
+    assert (
+        refused.code == 2 and "--vectors none" in json.loads(refused.err.splitlines()[-1])["hint"]
+    )
+    back = hrm(
+        "index", "docs", "--store", "x.db", "--vectors", "none", "--engine", "fts5", "--json"
+    ).json
     assert (back["engine"], back["vectors"]) == ("fts5", None) and not Path("x.db.tantivy").exists()
     assert hrm("search", "--store", "x.db", "kettle").code == 0
 
@@ -90,7 +121,10 @@ def test_several_folders(hrm: Command, docs: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "kettle.txt").write_text("Another kettle.")
     done = hrm("index", "docs", "more", "--json").json
-    assert done["documents"] == 3 and done["folders"] == {"": str(docs), "more": str(tmp_path / "more")}
+    assert done["documents"] == 3 and done["folders"] == {
+        "": str(docs),
+        "more": str(tmp_path / "more"),
+    }
     assert hrm("search", "another", "--json").json["hits"][0]["file"] == "more//kettle.txt"
     removed = hrm("index", "--remove", "docs")
     assert removed.code == 0 and "2 removed: 1 documents" in removed.out
@@ -102,5 +136,8 @@ def test_mistakes_are_explained(hrm: Command, docs: Path) -> None:
                   ("index", "docs", "--engine", "lucene"), ("index", "--remove", "docs")):  # fmt: skip
         done = hrm(*words, "--json")
         assert done.code == 2, words
-        assert set(json.loads(done.err.splitlines()[-1])) == {"error", "hint"} and "Traceback" not in done.err
+        assert (
+            set(json.loads(done.err.splitlines()[-1])) == {"error", "hint"}
+            and "Traceback" not in done.err
+        )
     assert not Path("runs").exists()

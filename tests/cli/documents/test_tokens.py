@@ -28,7 +28,9 @@ def test_tokenizers_side_by_side(hrm: Command, tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text("<p>naïve cafés</p>")
     (tmp_path / "c.pdf").write_bytes(pdf("Whales sing"))
     (tmp_path / "d.txt").write_text("naïve cafés " * 50, encoding="utf-16")
-    done = hrm("tokens", "a.txt", "b.html", "c.pdf", "d.txt", "--json", "--price", "2", "--price", "word=4")
+    done = hrm(
+        "tokens", "a.txt", "b.html", "c.pdf", "d.txt", "--json", "--price", "2", "--price", "word=4"
+    )
     assert done.code == 0
     rows = {row["tokenizer"]: row for row in done.json["tokenizers"]}
     assert [*rows] == ["character", "pieces", "word"]
@@ -61,10 +63,18 @@ def test_a_vocabulary_is_learnt_and_measured_on_what_was_held_out(
     assert done.code == 0, done.err
     assert done.json["held_out"]["every"] == 10
     assert 0.05 < done.json["characters"] / (len(TEXT) * 5) < 0.15
-    assert [row["tokenizer"] for row in done.json["tokenizers"]] == [loads, "character", "pieces", "word"]
-    assert done.json["learnt_characters"] + done.json["characters"] == len(TEXT) * 5 + len("Zürich£")
+    assert [row["tokenizer"] for row in done.json["tokenizers"]] == [
+        loads,
+        "character",
+        "pieces",
+        "word",
+    ]
+    assert done.json["learnt_characters"] + done.json["characters"] == len(TEXT) * 5 + len(
+        "Zürich£"
+    )
     first = load_tokenizer(loads).count(TEXT)
-    people = hrm(*words[:-1], "--tokenizer", loads, "--price", f"{loads}=3")  # over what it wrote itself
+    # over what it wrote itself
+    people = hrm(*words[:-1], "--tokenizer", loads, "--price", f"{loads}=3")
     assert people.code == 0
     assert "one in 10 of" in people.out and f"{loads} was learnt from" in people.out
     assert "measuring, MB 1/1" in people.err  # not also as the file that was there before
@@ -132,7 +142,9 @@ def test_mistakes_are_explained(hrm: Command, tmp_path: Path) -> None:
     assert (tmp_path / "notes.json").read_text() == "{}"
 
 
-def test_a_file_that_may_not_be_read(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read(
+    hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
 
     def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,6 @@
-"""One trajectory that cannot be read, among others: the commands name it in a line and go on with the rest."""
+"""One trajectory that cannot be read, among others: the commands name it in a line and go on with
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ def damaged(store: str) -> str:
     """The sample's store with two more trajectories, one of them no trajectory."""
     with open_store(store) as opened:
         for number in (2, 3):
-            made = make_trajectory(id=f"trajectory-{number}", thread_id=f"t{number}", calls=(), tool_calls=())
+            made = make_trajectory(
+                id=f"trajectory-{number}", thread_id=f"t{number}", calls=(), tool_calls=()
+            )
             opened.journal.write_trajectory(made)
-    execute(f"sqlite:///{store}", "UPDATE trajectories SET record = ? WHERE id = 'trajectory-2'", (b'{"id": "x"}',))
+    execute(
+        f"sqlite:///{store}",
+        "UPDATE trajectories SET record = ? WHERE id = 'trajectory-2'",
+        (b'{"id": "x"}',),
+    )
     return store
 
 
@@ -36,7 +44,9 @@ def test_history_shows_the_others(damaged: str, hrm: Command) -> None:
 def test_lint_checks_the_others(damaged: str, hrm: Command) -> None:
     done = hrm("lint", damaged)
     assert done.code == 1 and done.err == "" and "2 trajectories, " in done.out
-    assert "0 findings, 1 that cannot be read" in done.out and "trajectory trajectory-2: " in done.out
+    assert (
+        "0 findings, 1 that cannot be read" in done.out and "trajectory trajectory-2: " in done.out
+    )
     assert list(hrm("lint", damaged, "--json").json["damaged"]) == ["trajectory-2"]
 
 
@@ -54,7 +64,9 @@ def test_what_needs_it_says_so(damaged: str, hrm: Command) -> None:
     assert "`hrm-agent store verify`" in done.err and "Traceback" not in done.err
 
 
-def test_a_configuration_that_cannot_be_read_is_no_reason_to_fail(hrm: Command, tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_read_is_no_reason_to_fail(
+    hrm: Command, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text("a = " + "[" * 50_000)
     for words in (("history", "--store"), ("analyze",)):
@@ -76,7 +88,9 @@ def test_a_configuration_that_cannot_be_read_is_no_reason_to_fail(hrm: Command, 
     ],
 )
 def test_a_secret_is_not_recorded(option: str, hrm: Command) -> None:
-    """Options are kept with the run: one that is named like a secret is refused, and not repeated."""
+    """Options are kept with the run: one that is named like a secret is refused,
+    and not repeated.
+    """
     done = hrm("run", "What is 6 * 7?", "--context", option)
     told = "is named like a secret, or holds an address with a password: options are recorded"
     assert done.code == 2 and told in done.err

@@ -36,9 +36,17 @@ def ran(scripted: str, hrm: Command, tmp_path: Path) -> Path:
     return tmp_path / "runs" / "store.db"
 
 
-def test_a_conversation_is_the_tokens_that_the_policy_saw(ran: Path, hrm: Command, tmp_path: Path) -> None:
+def test_a_conversation_is_the_tokens_that_the_policy_saw(
+    ran: Path, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("export", ran, "--out", "x.jsonl", "--format", "chat", "--json")
-    assert done.json == {"file": "x.jsonl", "format": "chat", "trajectories": 1, "rows": 1, "left_out": {}}
+    assert done.json == {
+        "file": "x.jsonl",
+        "format": "chat",
+        "trajectories": 1,
+        "rows": 1,
+        "left_out": {},
+    }
     (conversation,) = read_chats(tmp_path / "x.jsonl")
     (example,) = tokenize(conversation, ByteCodec())
     (path,) = paths(stored(ran)[0].calls)
@@ -67,10 +75,14 @@ def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> Non
     assert row["messages"][-1] == {"role": "assistant", "content": "It is 42."}
 
 
-def test_a_record_of_an_earlier_version_has_no_tools(scripted: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_version_has_no_tools(
+    scripted: str, hrm: Command, tmp_path: Path
+) -> None:
     hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph")
     (now,) = stored("runs")
-    then = now.model_copy(update={"calls": tuple(call.model_copy(update={"tools": None}) for call in now.calls)})
+    then = now.model_copy(
+        update={"calls": tuple(call.model_copy(update={"tools": None}) for call in now.calls)}
+    )
     write_jsonl([then], tmp_path / "old.jsonl")
     done = hrm("export", "old.jsonl", "--out", "x.chat")
     assert done.code == 1 and not (tmp_path / "x.chat").exists()
@@ -81,15 +93,29 @@ def test_a_record_of_an_earlier_version_has_no_tools(scripted: str, hrm: Command
     offered = [{"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}]
     (tmp_path / "tools.json").write_text(json.dumps(offered))
     assert "1 rows" in hrm("export", "old.jsonl", "--out", "x.chat", "--tools", "tools.json").out
-    assert json.loads((tmp_path / "x.chat").read_text())["tools"][0]["function"]["name"] == "multiply"
+    assert (
+        json.loads((tmp_path / "x.chat").read_text())["tools"][0]["function"]["name"] == "multiply"
+    )
     traced = hrm("export", "old.jsonl", "--out", "x.verifiers")
-    assert traced.code == 0 and "2 calls in these rows stand without theirs: the tools" in traced.out
+    assert (
+        traced.code == 0 and "2 calls in these rows stand without theirs: the tools" in traced.out
+    )
 
 
-def test_results_of_tools_of_ones_own_are_proved_without_the_store(hrm: Command, tmp_path: Path) -> None:
+def test_results_of_tools_of_ones_own_are_proved_without_the_store(
+    hrm: Command, tmp_path: Path
+) -> None:
     asked = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in (asked, "It is 42.")))
-    words = ("--policy", "scripted:own.jsonl", "--graph", "tests.support.graphs.own_agent:graph", "--stand-in")
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps(answer) + "\n" for answer in (asked, "It is 42."))
+    )
+    words = (
+        "--policy",
+        "scripted:own.jsonl",
+        "--graph",
+        "tests.support.graphs.own_agent:graph",
+        "--stand-in",
+    )
     assert hrm("run", TASK, *words).code == 0
     assert multiply.args_schema is not None
     offered = {"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}
@@ -98,7 +124,12 @@ def test_results_of_tools_of_ones_own_are_proved_without_the_store(hrm: Command,
     done = hrm("export", "x.jsonl", "--out", "x.chat", "--tools", "tools.json")
     assert "1 rows of 1 trajectories" in done.out, done.err
     row = json.loads((tmp_path / "x.chat").read_text())
-    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in row["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
 
 
 def test_a_trace_has_the_messages_and_the_tools(ran: Path, hrm: Command, tmp_path: Path) -> None:
@@ -116,7 +147,10 @@ def forked(hrm: Command, tmp_path: Path) -> Path:
     """A store with a run, and another way on from after its tool call."""
     answers = (*SCRIPT, r"<reason>forked</reason><answer>\boxed{42}</answer>")
     (tmp_path / "forked.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    assert hrm("run", TASK, "--policy", f"scripted:{tmp_path / 'forked.jsonl'}", "--thread", "t1").code == 0
+    assert (
+        hrm("run", TASK, "--policy", f"scripted:{tmp_path / 'forked.jsonl'}", "--thread", "t1").code
+        == 0
+    )
     assert hrm("fork", "t1", "--at", "after:tools", "--run").code == 0
     return tmp_path / "runs" / "store.db"
 
@@ -127,7 +161,9 @@ def test_a_fork_teaches_what_it_added(forked: Path, hrm: Command, tmp_path: Path
     assert len(fork.own_calls) == 1
     hrm("export", forked, "--out", "x.chat")
     rows = [json.loads(line) for line in (tmp_path / "x.chat").read_text().splitlines()]
-    weights = [[m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows]
+    weights = [
+        [m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows
+    ]
     assert weights == [[None, None], [0, None]]
     for name in ("trl", "verifiers", "verifiers-rollouts"):
         hrm("export", forked, "--out", "x", "--format", name)
@@ -147,7 +183,13 @@ def test_a_fork_is_read_back_once(forked: Path, hrm: Command) -> None:
 def test_out_and_in_again(name: str, ran: Path, hrm: Command) -> None:
     hrm("export", ran, "--out", "x", "--format", name)
     done = hrm("import", "x", "--store", "new.db", "--format", name, "--json")
-    assert done.json == {"store": "new.db", "imported": 1, "present": 0, "without_lineage": 0, "untrainable": 0}
+    assert done.json == {
+        "store": "new.db",
+        "imported": 1,
+        "present": 0,
+        "without_lineage": 0,
+        "untrainable": 0,
+    }
     (original,), (found,) = stored(ran), stored("new.db")
     assert learned(found) == learned(original)
     assert hrm("lint", "new.db").code == 0
@@ -187,7 +229,9 @@ def test_another_by_the_same_name_is_refused(
     assert stored(store) == [make_trajectory()]
 
 
-def test_a_bad_line_at_the_end_keeps_the_store_as_it_was(store: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_bad_line_at_the_end_keeps_the_store_as_it_was(
+    store: str, hrm: Command, tmp_path: Path
+) -> None:
     new = make_trajectory(id="new", thread_id="new", calls=(), tool_calls=())
     (tmp_path / "x.jsonl").write_text(new.model_dump_json() + "\n{}\n")
     assert "x.jsonl:2 holds no trajectory" in hrm("import", "x.jsonl", "--store", store).err
@@ -226,8 +270,13 @@ def test_a_call_on_record_that_differs_is_refused(hrm: Command, tmp_path: Path) 
         ({"call_index": 10**15, "id": call_id("thread-1", "task-a", 10**15)}, "call-index-gapless"),
     ],
 )
-def test_what_the_linter_finds_is_not_imported(changed: dict, where: str, hrm: Command, tmp_path: Path) -> None:
-    write_jsonl([make_trajectory(calls=(make_call("task-a").model_copy(update=changed),))], tmp_path / "x.jsonl")
+def test_what_the_linter_finds_is_not_imported(
+    changed: dict, where: str, hrm: Command, tmp_path: Path
+) -> None:
+    write_jsonl(
+        [make_trajectory(calls=(make_call("task-a").model_copy(update=changed),))],
+        tmp_path / "x.jsonl",
+    )
     done = hrm("import", "x.jsonl", "--store", "new.db")
     assert done.code == 2 and where in done.err
     assert stored("new.db") == []
@@ -243,7 +292,9 @@ def test_no_import_adds_to_another_run(store: str, hrm: Command, tmp_path: Path)
     (known,) = stored(store)
     forged = make_call("task-x"), make_tool_call("tc-x")
     new = make_trajectory(id="new", thread_id="new", calls=(forged[0],), tool_calls=())
-    fork = new.model_copy(update={"forked_from": ForkRef(trajectory_id=known.id, checkpoint_id="c")})
+    fork = new.model_copy(
+        update={"forked_from": ForkRef(trajectory_id=known.id, checkpoint_id="c")}
+    )
     tools = fork.model_copy(update={"calls": (), "tool_calls": (forged[1],)})
     for one, reason in ((new, "forest-thread"), (fork, ", which "), (tools, ", which ")):
         write_jsonl([one], tmp_path / "x.jsonl")
@@ -255,12 +306,17 @@ def test_no_import_adds_to_another_run(store: str, hrm: Command, tmp_path: Path)
 def test_what_a_fork_inherited_is_not_written(store: str, hrm: Command, tmp_path: Path) -> None:
     (known,) = stored(store)
     left = ForkRef(trajectory_id=known.id, checkpoint_id="c")
-    write_jsonl([known.model_copy(update={"id": "new", "thread_id": "new", "forked_from": left})], tmp_path / "x.jsonl")
+    write_jsonl(
+        [known.model_copy(update={"id": "new", "thread_id": "new", "forked_from": left})],
+        tmp_path / "x.jsonl",
+    )
     for where in (store, "new.db"):
         done = hrm("import", "x.jsonl", "--store", where, "--json")
         assert (done.json["imported"], done.json["without_lineage"]) == (1, 1)
         with open_store(where) as opened:
-            assert len(opened.journal.tool_calls()) == (len(known.tool_calls) if where == store else 0)
+            assert len(opened.journal.tool_calls()) == (
+                len(known.tool_calls) if where == store else 0
+            )
 
 
 def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
@@ -274,15 +330,23 @@ def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -
 
 
 def test_what_export_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
-    assert "--reward works with --format chat only" in hrm("export", ran, "--out", "x.jsonl", "--reward", "1").err
+    assert (
+        "--reward works with --format chat only"
+        in hrm("export", ran, "--out", "x.jsonl", "--reward", "1").err
+    )
     assert "verifiers" in hrm("export", ran, "--out", "x", "--format", "verifier").err
     (tmp_path / "tools.json").write_text("{}")
-    assert "is not a list of tools" in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
+    assert (
+        "is not a list of tools"
+        in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
+    )
     assert "cannot be read" in hrm("export", ran, "--out", "x.chat", "--system", "absent").err
 
 
 @pytest.mark.parametrize("name", ["sample.db", "./linked.db", "x.jsonl"])
-def test_no_export_is_written_over_a_store_or_its_source(name: str, store: str, hrm: Command, tmp_path: Path) -> None:
+def test_no_export_is_written_over_a_store_or_its_source(
+    name: str, store: str, hrm: Command, tmp_path: Path
+) -> None:
     (tmp_path / "linked.db").symlink_to(store)
     write_jsonl([make_trajectory()], tmp_path / "x.jsonl")
     done = hrm("export", "x.jsonl", "--format", "atif", "--out", name)

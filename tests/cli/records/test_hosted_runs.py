@@ -1,4 +1,6 @@
-"""A run that a provider's model answered, as `run`, `show`, `history`, `diff` and the exports tell it."""
+"""A run that a provider's model answered, as `run`, `show`, `history`, `diff` and the exports tell
+it.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +48,36 @@ def ended(hrm: Command, scripted: str, tmp_path: Path) -> Iterator[Any]:
     """The last event of the run; it asked the provider twice, and its policy never."""
     with ProviderServer(cost=0.0021) as server:
         (tmp_path / "hosted.py").write_text(PROGRAM.format(url=server.url))
-        done = hrm("run", "6 * 7.5?", "--graph", "./hosted.py:graph", "--policy", scripted, "--thread", "t", "--json")
+        done = hrm(
+            "run",
+            "6 * 7.5?",
+            "--graph",
+            "./hosted.py:graph",
+            "--policy",
+            scripted,
+            "--thread",
+            "t",
+            "--json",
+        )
         assert done.code == 0, done.err
         yield done.lines[-1]
 
 
-def test_it_names_the_model_that_answered_and_what_it_used(ended: Any, scripted: str, hrm: Command) -> None:
+def test_it_names_the_model_that_answered_and_what_it_used(
+    ended: Any, scripted: str, hrm: Command
+) -> None:
     assert ended["models"] == ["gpt-test-0"] and CallUsage.model_validate(ended["used"]) == USED
     (row,) = hrm("history", "--json").json
     assert (row["model"], row["tokens"]) == ("gpt-test-0", 6)
     shown = hrm("show", "t").out
     assert "10 prompt tokens (2 cached), 6 completion tokens (4 of reasoning), cost 0.0042" in shown
-    assert "gpt-test-0 (asked for gpt-test), 5 prompt tokens (1 cached), 3 completion tokens" in shown
+    assert (
+        "gpt-test-0 (asked for gpt-test), 5 prompt tokens (1 cached), 3 completion tokens" in shown
+    )
     assert "no sampling parameters sent" in shown and "temperature" not in shown
     for text in (shown, hrm("history").out, hrm("history", "t").out):
         assert "scripted" not in text
-    (first, *_) = [m for m in hrm("history", "t", "--json").json["moments"] if m["model_calls"]]
+    first, *_ = [m for m in hrm("history", "t", "--json").json["moments"] if m["model_calls"]]
     assert (first["models"], first["input_tokens"], first["output_tokens"], first["cost"]) == (
         ["gpt-test-0"],
         5,
@@ -78,7 +94,10 @@ def test_the_exports_hold_all_of_it(ended: Any, hrm: Command, tmp_path: Path) ->
     roles = [node["message"]["role"] for node in trace["nodes"]]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
     assert [node["parent"] for node in trace["nodes"]] == [None, 0, 1, 2, 3]
-    assert trace["tools"][0]["name"] == "multiply" and trace["calls"][0]["sampling"]["temperature"] is None
+    assert (
+        trace["tools"][0]["name"] == "multiply"
+        and trace["calls"][0]["sampling"]["temperature"] is None
+    )
     assert hrm("export", "runs", "--out", "x.chat").code == 0
     row = json.loads((tmp_path / "x.chat").read_text())
     assert [message["role"] for message in row["messages"]] == roles
@@ -88,7 +107,9 @@ def test_the_exports_hold_all_of_it(ended: Any, hrm: Command, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
-def test_it_is_exported_whole_and_read_back(name: str, ended: Any, hrm: Command, tmp_path: Path) -> None:
+def test_it_is_exported_whole_and_read_back(
+    name: str, ended: Any, hrm: Command, tmp_path: Path
+) -> None:
     with open_store(tmp_path / "runs" / "store.db") as store:
         (original,) = store.journal.trajectories()
     export_to(tmp_path / "x", [original], name)

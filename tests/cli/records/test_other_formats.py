@@ -23,7 +23,12 @@ def stored(store: str) -> list[Trajectory]:
 
 def test_real_runs_and_a_fork_come_back(scripted: str, hrm: Command, tmp_path: Path) -> None:
     assert hrm("run", TASK, "--policy", scripted, "--thread", "t1").code == 0
-    assert hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph").code == 0
+    assert (
+        hrm(
+            "run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph"
+        ).code
+        == 0
+    )
     hrm("fork", "t1", "--at", "before:agent", "--run")
     assert hrm("export", "runs", "--out", "x.atif", "--json").json["left_out"] == {}
     for line in (tmp_path / "x.atif").read_text().splitlines():
@@ -38,7 +43,9 @@ def test_real_runs_and_a_fork_come_back(scripted: str, hrm: Command, tmp_path: P
         assert bare[0].model_copy(update={"calls": ()}) == bare[1].model_copy(update={"calls": ()})
 
 
-def test_a_document_of_a_run_has_the_turns_that_the_policy_saw(scripted: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_document_of_a_run_has_the_turns_that_the_policy_saw(
+    scripted: str, hrm: Command, tmp_path: Path
+) -> None:
     assert hrm("run", TASK, "--policy", scripted).code == 0
     hrm("export", "runs", "--out", "x.atif")
     document = json.loads((tmp_path / "x.atif").read_text())
@@ -55,14 +62,21 @@ def test_a_log_of_inspect_is_shown_and_linted_and_exported(hrm: Command) -> None
     assert "Let me add." in shown
     assert "rewards match 0" in " ".join(shown.split())
     assert hrm("lint", "new.db").code == 0
-    assert hrm("export", "new.db", "--format", "atif", "--out", "x.json", "--json").json["rows"] == 2
-    assert hrm("export", "new.db", "--format", "verl", "--out", "x.parquet", "--json").json["rows"] == 1
+    assert (
+        hrm("export", "new.db", "--format", "atif", "--out", "x.json", "--json").json["rows"] == 2
+    )
+    assert (
+        hrm("export", "new.db", "--format", "verl", "--out", "x.parquet", "--json").json["rows"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     "text", ['{"schema_version": "ATIF-v1.8", "steps": []}', '{"eval": 3, "status": ""}', "{", "[]"]
 )
-def test_what_cannot_be_read_is_told_in_one_paragraph(text: str, hrm: Command, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_told_in_one_paragraph(
+    text: str, hrm: Command, tmp_path: Path
+) -> None:
     (tmp_path / "bad.json").write_text(text)
     done = hrm("import", "bad.json", "--store", "new.db")
     assert done.code == 2

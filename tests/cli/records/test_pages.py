@@ -21,8 +21,20 @@ def judged(store: str) -> str:
     where.mkdir()
     (where / "run_id").write_text("run-1")
     (where / "store.url").write_text(f"sqlite:///{store}")
-    facts = {"run_id": "run-1", "step": 3, "trajectory_id": "trajectory-1", "group_id": "group-1", "reward": 1.0}
-    rest = {"verdict": Verdict.KEPT, "reason": "of 2", "penalty_error": 0.0, "penalty_format": 0.0, "advantage": 0.5}
+    facts = {
+        "run_id": "run-1",
+        "step": 3,
+        "trajectory_id": "trajectory-1",
+        "group_id": "group-1",
+        "reward": 1.0,
+    }
+    rest = {
+        "verdict": Verdict.KEPT,
+        "reason": "of 2",
+        "penalty_error": 0.0,
+        "penalty_format": 0.0,
+        "advantage": 0.5,
+    }
     with open_store(store) as opened:
         opened.journal.write_overlays([Overlay(**facts, **rest)])
     return str(where)
@@ -45,7 +57,9 @@ def test_a_page_has_the_numbers_of_show(words: list[str], hrm: Command, judged: 
     for name, value in found["rewards"].items():
         assert f"{name} {value:g}" in text
     (overlay,) = found["overlays"]
-    assert f"{overlay['verdict']}, advantage {overlay['advantage']:+.3f}: {overlay['reason']}" in text
+    assert (
+        f"{overlay['verdict']}, advantage {overlay['advantage']:+.3f}: {overlay['reason']}" in text
+    )
 
 
 def test_what_is_not_clear_is_refused(hrm: Command, judged: str) -> None:
@@ -67,7 +81,9 @@ def test_what_is_not_clear_is_refused(hrm: Command, judged: str) -> None:
 
 def test_plot_counts_steps_as_the_console_of_the_training(hrm: Command) -> None:
     sizes = ["--prompts-per-step", "2", "--group-size", "2", "--steps", "2", "--max-tokens", "40"]
-    trained = hrm("train", "rl", *sizes, "--eval-every", "2", "--eval-problems", "2", "--out", "run")
+    trained = hrm(
+        "train", "rl", *sizes, "--eval-every", "2", "--eval-problems", "2", "--out", "run"
+    )
     assert trained.code == 0
     assert "grpo-roc 2/2 " in trained.err
     done = hrm("plot", "run", "--out", "picture.svg", "--json")

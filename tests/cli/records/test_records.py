@@ -35,7 +35,11 @@ def test_a_terminal_obeys_nothing_of_what_it_is_shown(hrm: Command, tmp_path: Pa
         opened.journal.write_trajectory(sample)
         opened.journal.write_call(call)
     where = ("--store", "s.db")
-    shown = hrm("show", sample.id, *where), hrm("history", *where), hrm("history", "--store", "\x1b[2J")
+    shown = (
+        hrm("show", sample.id, *where),
+        hrm("history", *where),
+        hrm("history", "--store", "\x1b[2J"),
+    )
     for done in shown:
         assert "\ufffd[2J" in done.out + done.err
         assert not set(done.out + done.err) & set("\x1b\x07\x9b\u202e\r")
@@ -49,13 +53,19 @@ def test_history_has_a_line_for_each_run_at_80_columns(
     threads = [f"run-20261127-19011{n}-720d" for n in range(3)]
     with open_store(tmp_path / "s.db") as opened:
         for thread in threads:
-            opened.journal.write_trajectory(make_trajectory(id=thread[::-1], thread_id=thread, calls=(), tool_calls=()))
+            opened.journal.write_trajectory(
+                make_trajectory(id=thread[::-1], thread_id=thread, calls=(), tool_calls=())
+            )
     monkeypatch.setenv("COLUMNS", "80")
     lines = hrm("history", "--store", "s.db").out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
-    assert lines[0].split()[0] == "thread" and {line.split()[0] for line in lines[1:4]} == {*threads}
+    assert lines[0].split()[0] == "thread" and {line.split()[0] for line in lines[1:4]} == {
+        *threads
+    }
     assert lines[5].startswith("3 trajectories in ")
-    assert {row["trajectory"] for row in hrm("history", "--store", "s.db", "--json").json} == {t[::-1] for t in threads}
+    assert {row["trajectory"] for row in hrm("history", "--store", "s.db", "--json").json} == {
+        t[::-1] for t in threads
+    }
 
 
 def corrupt(store: str) -> str:
@@ -85,7 +95,11 @@ def test_lint_names_what_it_finds_and_fails(store: str, hrm: Command) -> None:
     assert done.code == 1
     assert "logprob-nonpositive" in done.out
     (finding,) = hrm("lint", store, "--json").json["findings"]
-    assert (finding["trajectory"], finding["name"], finding["where"]) == ("trajectory-1", "logprob-nonpositive", bad)
+    assert (finding["trajectory"], finding["name"], finding["where"]) == (
+        "trajectory-1",
+        "logprob-nonpositive",
+        bad,
+    )
 
 
 def test_lint_as_a_module(store: str) -> None:
@@ -98,18 +112,28 @@ def test_lint_as_a_module(store: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "read"), [("jsonl", read_jsonl), ("parquet", read_parquet)])
-def test_export_and_the_export_again(suffix: str, read: Read, store: str, hrm: Command, tmp_path: Path) -> None:
+def test_export_and_the_export_again(
+    suffix: str, read: Read, store: str, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("export", store, "--out", f"x.{suffix}", "--json")
     assert done.json == {"file": f"x.{suffix}", "format": suffix, "trajectories": 1}
     assert list(read(tmp_path / f"x.{suffix}")) == [make_trajectory()]
     assert hrm("lint", f"x.{suffix}").code == 0
-    assert "1 trajectories" in hrm("export", f"x.{suffix}", "--out", "again", "--format", "jsonl").out
+    assert (
+        "1 trajectories" in hrm("export", f"x.{suffix}", "--out", "again", "--format", "jsonl").out
+    )
     assert list(read_jsonl(tmp_path / "again")) == [make_trajectory()]
 
 
 def test_export_of_one_run(store: str, hrm: Command) -> None:
-    assert hrm("export", store, "--out", "x.jsonl", "--run", "run-1", "--json").json["trajectories"] == 1
-    assert hrm("export", store, "--out", "x.jsonl", "--run", "other", "--json").json["trajectories"] == 0
+    assert (
+        hrm("export", store, "--out", "x.jsonl", "--run", "run-1", "--json").json["trajectories"]
+        == 1
+    )
+    assert (
+        hrm("export", store, "--out", "x.jsonl", "--run", "other", "--json").json["trajectories"]
+        == 0
+    )
 
 
 def test_export_says_what_it_needs(store: str, hrm: Command) -> None:
@@ -140,7 +164,9 @@ def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hr
     with open_store(path) as opened:
         for number in range(60):
             opened.journal.write_trajectory(
-                make_trajectory(id=f"id-{number}", thread_id=f"thread-{number}", calls=(), tool_calls=())
+                make_trajectory(
+                    id=f"id-{number}", thread_id=f"thread-{number}", calls=(), tool_calls=()
+                )
             )
     whole = hrm("history", "--store", path, "--json")
     newest_first = [f"thread-{number}" for number in reversed(range(60))]
@@ -149,7 +175,9 @@ def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hr
     assert "thread-59" in shown and "thread-10" in shown and "thread-9 " not in shown
     assert "50 of 60 trajectories in" in shown and "--limit 60 lists them all" in shown
     cut = hrm("history", "--store", path, "--json", "--limit", "3")
-    assert [row["thread"] for row in cut.json] == newest_first[2::-1] and "3 of 60 trajectories" in cut.err
+    assert [row["thread"] for row in cut.json] == newest_first[
+        2::-1
+    ] and "3 of 60 trajectories" in cut.err
     every = hrm("history", "--store", path, "--limit", "60").out
     assert "thread-0 " in every and "60 trajectories in" in every and "--limit" not in every
     refused = hrm("history", "--store", path, "--limit", "-1")
@@ -184,7 +212,9 @@ def test_show(store: str, hrm: Command) -> None:
         "step 5 of run-1: dropped: more positives than the quota of 4",
     ):
         assert part in shown
-    assert shown.index("> python: 17 + 25") < shown.index("ok, 0.010 s") < shown.rindex(r"\boxed{42}")
+    assert (
+        shown.index("> python: 17 + 25") < shown.index("ok, 0.010 s") < shown.rindex(r"\boxed{42}")
+    )
     whole = hrm("show", "thread-1", "--store", store, "--json").json
     assert whole["overlays"][0]["verdict"] == "dropped"
     assert whole["calls"] == json.loads(make_trajectory().model_dump_json())["calls"]
@@ -215,7 +245,9 @@ def test_show_prints_what_a_training_credited_to_each_call(store: str, hrm: Comm
             opened.journal.write_overlays([overlay])
         return hrm("show", "trajectory-1", "--store", store).out.splitlines()
 
-    assert not any("credit" in line for line in shown(verdict)), "the advantage says it, of all calls"
+    assert not any("credit" in line for line in shown(verdict)), (
+        "the advantage says it, of all calls"
+    )
     lines = shown(credited)
     beside = [line for line in lines if "credit" in line]
     beside_each = ["credit -0.250", *["no credit"] * len(others)]

@@ -25,7 +25,9 @@ KEY, OTHER_KEY = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
 
 def talk(saver: Any, thread: str) -> None:
-    graph = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [AIMessage("answer " * 20)]})
+    graph = StateGraph(MessagesState).add_node(
+        "n", lambda _: {"messages": [AIMessage("answer " * 20)]}
+    )
     config: Any = {"configurable": {"thread_id": thread}}
     compiled = graph.add_edge(START, "n").compile(checkpointer=saver)
     for _ in range(2):
@@ -43,7 +45,9 @@ def kept(store: str) -> str:
             "answer": None,
         }
         opened.journal.write_trajectory(
-            make_trajectory(id="trajectory-2", thread_id="thread-2", calls=(), tool_calls=(), **failed)
+            make_trajectory(
+                id="trajectory-2", thread_id="thread-2", calls=(), tool_calls=(), **failed
+            )
         )
         for thread in ("thread-1", "thread-2", "bare"):
             talk(opened.checkpointer, thread)
@@ -56,7 +60,11 @@ def listed(hrm: Command, store: str) -> set[str]:
 
 def test_stats(kept: str, hrm: Command) -> None:
     found = hrm("store", "stats", kept, "--json").json
-    assert found["rows"]["trajectories"] == 2 and found["rows"]["model calls"] == 3 and found["threads"] == 3
+    assert (
+        found["rows"]["trajectories"] == 2
+        and found["rows"]["model calls"] == 3
+        and found["threads"] == 3
+    )
     assert found["by_status"] == {"completed": 1, "failed": 1}
     assert found["size"] >= sum(found["bytes"].values()) > 0
     shown = hrm("store", "stats", kept)
@@ -75,29 +83,52 @@ def test_verify(kept: str, hrm: Command) -> None:
     assert gone.code == 2 and "'gone.module:Type' does not import" in gone.err
     execute(f"sqlite:///{kept}", "DELETE FROM tokens")
     done = hrm("store", "verify", kept)
-    assert done.code == 1 and "has neither tokens nor a request" in done.out and "findings" in done.out
+    assert (
+        done.code == 1 and "has neither tokens nor a request" in done.out and "findings" in done.out
+    )
     found = hrm("store", "verify", kept, "--json")
     assert found.code == 1 and not found.json["sound"] and len(found.json["findings"]) >= 3
 
 
-TABLES = ("blobs", "calls", "trajectories", "checkpoints", "threads", "writes", "tool_calls", "meta", "overlays")
+TABLES = (
+    "blobs",
+    "calls",
+    "trajectories",
+    "checkpoints",
+    "threads",
+    "writes",
+    "tool_calls",
+    "meta",
+    "overlays",
+)
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_page_that_is_damaged_is_a_finding_and_no_failure(table: str, kept: str, hrm: Command) -> None:
-    """Whatever the file cannot give any more; and a copy says which of two files it is that is damaged."""
+def test_a_page_that_is_damaged_is_a_finding_and_no_failure(
+    table: str, kept: str, hrm: Command
+) -> None:
+    """Whatever the file cannot give any more; and a copy says which of two files it is that is
+    damaged.
+    """
     spoil(kept, table)
     done = hrm("store", "verify", kept, "--json")
     assert (done.code, done.json["sound"]) == (1, False), done.err
     assert any("malformed" in finding for finding in done.json["findings"]), done.out
     done = hrm("store", "copy", kept, "new.db")
-    assert done.code == 2 and "sample.db" in done.err and "malformed" in done.err and "new.db" not in done.err
+    assert (
+        done.code == 2
+        and "sample.db" in done.err
+        and "malformed" in done.err
+        and "new.db" not in done.err
+    )
 
 
 def spoil(file: str, table: str) -> None:
     """Overwrite the first page of a table."""
     with closing(sqlite3.connect(file)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)
+        ).fetchone()
         (size,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with Path(file).open("r+b") as opened:
@@ -119,18 +150,23 @@ def test_prune(kept: str, hrm: Command) -> None:
 def test_prune_keeps_what_was_judged(kept: str, hrm: Command) -> None:
     execute(
         f"sqlite:///{kept}",
-        "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES ('r', 0, 'trajectory-1', ?)",
+        "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES ('r', 0,"
+        " 'trajectory-1', ?)",
         (b"{}",),
     )
     done = hrm("store", "prune", kept, "--older-than", "1m")
     assert "1 runs deleted" in done.out and "1 kept: judged by a training run" in done.out
-    assert hrm("store", "prune", kept, "--older-than", "1m", "--trained", "--json").json["thread_ids"] == ["thread-1"]
+    assert hrm("store", "prune", kept, "--older-than", "1m", "--trained", "--json").json[
+        "thread_ids"
+    ] == ["thread-1"]
 
 
 def test_delete(kept: str, hrm: Command) -> None:
     done = hrm("store", "delete", "trajectory-2", "bare", "--store", kept)
     assert done.code == 0 and "2 deleted" in done.out and "hrm-agent store vacuum" in done.out
-    assert hrm("store", "delete", "thread-1", "--store", kept, "--json").json["deleted"] == ["thread-1"]
+    assert hrm("store", "delete", "thread-1", "--store", kept, "--json").json["deleted"] == [
+        "thread-1"
+    ]
     assert set(hrm("store", "stats", kept, "--json").json["rows"].values()) == {0}
 
 
@@ -141,7 +177,9 @@ def test_vacuum(kept: str, hrm: Command) -> None:
     assert " before, " in hrm("store", "vacuum", kept).out
 
 
-def test_copy_under_a_key_and_back(kept: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_under_a_key_and_back(
+    kept: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     counts = hrm("store", "copy", kept, "sealed.db", "--key-file", "key", "--json").json
     assert (counts["trajectories"], counts["calls"], counts["threads"]) == (2, 3, 3)
@@ -167,12 +205,17 @@ def test_copy_to_a_server_and_back(kept: str, hrm: Command, fresh_database: str)
     assert hrm("store", "copy", kept, fresh_database).code == 0
     assert hrm("store", "verify", fresh_database, "--json").json["sound"]
     assert hrm("store", "copy", fresh_database, "back.db").code == 0
-    assert hrm("store", "stats", "back.db", "--json").json["rows"] == hrm("store", "stats", kept, "--json").json["rows"]
+    assert (
+        hrm("store", "stats", "back.db", "--json").json["rows"]
+        == hrm("store", "stats", kept, "--json").json["rows"]
+    )
     assert hrm("store", "delete", "thread-1", "--store", fresh_database).code == 0
     assert hrm("store", "vacuum", fresh_database).code == 0
     done = hrm("store", "copy", kept, fresh_database)
     assert done.code == 2 and "is not empty" in done.err
-    assert fresh_database.partition("@")[0].rpartition(":")[2] not in done.err, "the password is not told"
+    assert fresh_database.partition("@")[0].rpartition(":")[2] not in done.err, (
+        "the password is not told"
+    )
 
 
 def test_migrate(hrm: Command, tmp_path: Path) -> None:
@@ -182,7 +225,10 @@ def test_migrate(hrm: Command, tmp_path: Path) -> None:
     assert done.code == 2 and "hrm-agent store migrate stock.db NEW.db" in done.err
     taken = hrm("store", "migrate", "stock.db", "new.db", "--json").json
     assert taken == {"threads": 1, "checkpoints": 6, "trajectories": 0}
-    assert "1 threads, 6 checkpoints, 0 trajectories migrated" in hrm("store", "migrate", "stock.db", "new2.db").out
+    assert (
+        "1 threads, 6 checkpoints, 0 trajectories migrated"
+        in hrm("store", "migrate", "stock.db", "new2.db").out
+    )
     assert hrm("store", "verify", "new.db").code == 0
 
 
@@ -195,9 +241,18 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("prune", "absent.db", "--keep-steps", "1", "--older-than", "1d"),
         "--keep-steps deletes no runs.",
     ),
-    "steps and judged runs": (("prune", "absent.db", "--keep-steps", "1", "--trained"), "it takes no --trained"),
-    "no number of steps": (("prune", "absent.db", "--keep-steps", "-1"), "--keep-steps -1 is no number of steps"),
-    "no store to prune": (("prune", "absent.db", "--status", "failed"), "There is no store at absent.db"),
+    "steps and judged runs": (
+        ("prune", "absent.db", "--keep-steps", "1", "--trained"),
+        "it takes no --trained",
+    ),
+    "no number of steps": (
+        ("prune", "absent.db", "--keep-steps", "-1"),
+        "--keep-steps -1 is no number of steps",
+    ),
+    "no store to prune": (
+        ("prune", "absent.db", "--status", "failed"),
+        "There is no store at absent.db",
+    ),
     "no store to vacuum": (("vacuum", "absent.db"), "There is no store at absent.db"),
     "no store to copy": (("copy", "absent.db", "new.db"), "There is no store at absent.db"),
     "nothing to migrate": (("migrate", "absent.db", "new.db"), "There is no file absent.db"),
@@ -209,10 +264,19 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no status": (("prune", "sample.db", "--status", "faild"), "Did you mean 'failed'?"),
     "no thread": (("delete", "nobody", "--store", "sample.db"), "There is no thread 'nobody'"),
     "a copy onto itself": (("copy", "sample.db", "sample.db"), "is not empty"),
-    "no key file": (("copy", "sample.db", "new.db", "--key-file", "absent"), "The key file cannot be read"),
-    "a key file of something else": (("copy", "sample.db", "new.db", "--key-file", "short"), "has 32 bytes, not 3"),
+    "no key file": (
+        ("copy", "sample.db", "new.db", "--key-file", "absent"),
+        "The key file cannot be read",
+    ),
+    "a key file of something else": (
+        ("copy", "sample.db", "new.db", "--key-file", "short"),
+        "has 32 bytes, not 3",
+    ),
     "a key file that is empty": (("copy", "sample.db", "new.db", "--key-file", "empty"), "key"),
-    "a migration of a store of today": (("migrate", "sample.db", "new.db"), "has nothing to migrate"),
+    "a migration of a store of today": (
+        ("migrate", "sample.db", "new.db"),
+        "has nothing to migrate",
+    ),
     "an argument too many": (("stats", "sample.db", "another"), "another"),
 }
 

@@ -1,4 +1,6 @@
-"""Thoughts on record, as commands, pages and the viewer show them: beside the answer and never as it."""
+"""Thoughts on record, as commands, pages and the viewer show them: beside the answer and never as
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from tests.cli.conftest import Command
 from tests.support.graphs.thinking import THOUGHTS, thinking_codec, thinking_run
 from tests.support.trajectory.samples import make_call, make_trajectory
 
-BLOCKS = [{"type": "thinking", "thinking": "I <i>think</i>.", "signature": "s"}, {"type": "text", "text": "It is 4."}]
+BLOCKS = [
+    {"type": "thinking", "thinking": "I <i>think</i>.", "signature": "s"},
+    {"type": "text", "text": "It is 4."},
+]
 DROPPED = "the chat template drops earlier thoughts: ?thoughts=keep keeps them"
 
 
@@ -51,15 +56,23 @@ def test_show_marks_each_line_of_them(run: Trajectory, hosted: Trajectory, hrm: 
     assert all(counted) and f"completion tokens ({sum(counted)} of reasoning)" in shown
     assert f"{run.calls[0].sampled_tokens} completion tokens ({counted[0]} of reasoning)" in shown
     told = hrm("show", run.id, "--store", "s.db", "--json").json["calls"]
-    assert [call["response"]["additional_kwargs"]["reasoning_content"] for call in told] == list(THOUGHTS)
+    assert [call["response"]["additional_kwargs"]["reasoning_content"] for call in told] == list(
+        THOUGHTS
+    )
     assert "    | I <i>think</i>.\n    It is 4.\n" in hrm("show", hosted.id, "--store", "s.db").out
 
 
 def test_a_page_folds_and_escapes_them(run: Trajectory, hosted: Trajectory, hrm: Command) -> None:
     page = hrm("show", run.id, "--store", "s.db", "--html", "-").out
-    assert "<details><summary>Thoughts, 24 characters</summary><pre>The tool &lt;b&gt;says&lt;/b&gt; so.</pre>" in page
+    assert (
+        "<details><summary>Thoughts, 24 characters</summary><pre>The tool &lt;b&gt;says&lt;/b&gt;"
+        " so.</pre>" in page
+    )
     assert "The tool &lt;b&gt;says" in run._repr_html_()
-    assert "I &lt;i&gt;think&lt;/i&gt;." in hrm("show", hosted.id, "--store", "s.db", "--html", "-").out
+    assert (
+        "I &lt;i&gt;think&lt;/i&gt;."
+        in hrm("show", hosted.id, "--store", "s.db", "--html", "-").out
+    )
 
 
 def test_a_difference_tells_them_from_the_text(run: Trajectory, hrm: Command) -> None:
@@ -89,9 +102,15 @@ def test_what_is_exported_teaches_them(run: Trajectory, hrm: Command) -> None:
     codec = thinking_codec()
     (conversation,) = read_chats(Path("x.jsonl"))
     taught = tokenize(conversation, codec)
-    for example, path in zip(taught, paths(run.calls), strict=True):  # what a rollout of it would sample
+    # what a rollout of it would sample
+    for example, path in zip(taught, paths(run.calls), strict=True):
         learned = [token for token, own in zip(example.token_ids, example.mask, strict=True) if own]
-        sampled = [token for call in path for token, own in zip(call.token_ids, call.mask, strict=True) if own]
+        sampled = [
+            token
+            for call in path
+            for token, own in zip(call.token_ids, call.mask, strict=True)
+            if own
+        ]
         assert codec.decode(learned) == codec.decode(sampled)
 
 
@@ -117,7 +136,10 @@ def test_the_viewer_has_them_apart(run: Trajectory, tmp_path: Path) -> None:
     )
     assert [each["reasoning"]["text"] for each in messages if each["reasoning"]] == list(THOUGHTS)
     at = next(number for number, each in enumerate(messages) if each["reasoning"])
-    assert whole_text(place, f"state:{newest}:{run.thread_id}", f"messages/{at}/reasoning") == THOUGHTS[0]
+    assert (
+        whole_text(place, f"state:{newest}:{run.thread_id}", f"messages/{at}/reasoning")
+        == THOUGHTS[0]
+    )
     assert whole_text(place, f"state:{newest}:{run.thread_id}", f"messages/{at}") == ""
     place.close()
 

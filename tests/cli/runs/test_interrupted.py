@@ -1,4 +1,6 @@
-"""A reader that goes away, an interrupt, a slow start: what becomes of the run, and what a person is told."""
+"""A reader that goes away, an interrupt, a slow start: what becomes of the run, and what a person
+is told.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,23 @@ graph = builder.compile()
 def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
     (folder / "slow.py").write_text(SLOW)
     os.mkfifo(folder / "waiting")
-    command = [sys.executable, "-m", "hrm_agent", "run", "6 * 7?", "--graph", "slow:graph", "--thread", "t", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "hrm_agent",
+        "run",
+        "6 * 7?",
+        "--graph",
+        "slow:graph",
+        "--thread",
+        "t",
+        *words,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 @pytest.mark.parametrize("words", [["--json"], []], ids=["json", "text"])
@@ -56,19 +71,39 @@ def test_a_run_whose_reader_goes_away_is_finished(words: list[str], tmp_path: Pa
         assert store.journal.trajectory("t").status is RunStatus.COMPLETED
 
 
-def test_a_graph_that_ends_the_process_is_told_from_one_that_has_done_its_work(tmp_path: Path) -> None:
+def test_a_graph_that_ends_the_process_is_told_from_one_that_has_done_its_work(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "leaves.py").write_text(
         "import sys\nfrom langgraph.graph import START, MessagesState, StateGraph\n\n"
         "def leave(state):\n    sys.exit(3)\n\n"
         'graph = StateGraph(MessagesState).add_node(leave).add_edge(START, "leave").compile()\n'
     )
-    command = [sys.executable, "-m", "hrm_agent", "run", "6 * 7?", "--graph", "./leaves.py:graph", "--thread", "t"]
+    command = [
+        sys.executable,
+        "-m",
+        "hrm_agent",
+        "run",
+        "6 * 7?",
+        "--graph",
+        "./leaves.py:graph",
+        "--thread",
+        "t",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
-        command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        command,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "ended this process: sys.exit(3)" in done.stderr and "`hrm-agent resume t " in done.stderr
+    assert (
+        "ended this process: sys.exit(3)" in done.stderr and "`hrm-agent resume t " in done.stderr
+    )
 
 
 def test_an_interrupt_names_the_command_that_resumes(tmp_path: Path) -> None:

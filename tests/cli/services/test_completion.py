@@ -26,7 +26,9 @@ def test_every_command_has_its_flags() -> None:
     assert all(words.values())
 
 
-def test_a_command_whose_packages_are_missing_is_offered_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_packages_are_missing_is_offered_without_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "hrm_agent.cli.training.demo", None)
     words = words_by_command()
     assert words["demo"] == [] and words["run"]
@@ -45,8 +47,8 @@ def test_bash(line: str, offered: set[str], hrm: Command, tmp_path: Path) -> Non
     (script := tmp_path / "completion").write_text(hrm("completion", "bash").out)
     words = line.split(" ")
     program = (
-        f"source {shlex.quote(str(script))}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1};"
-        ' _hrm_agent; printf "%s\\n" "${COMPREPLY[@]}"'
+        f"source {shlex.quote(str(script))}; COMP_WORDS=({' '.join(words)});"
+        f' COMP_CWORD={len(words) - 1}; _hrm_agent; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
@@ -61,12 +63,16 @@ def test_other_shells_read_the_script(shell: str, hrm: Command, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("shell", ["zsh"])
-@pytest.mark.parametrize("begun", ["", "autoload -U compinit && compinit -i; "], ids=["bare", "begun"])
+@pytest.mark.parametrize(
+    "begun", ["", "autoload -U compinit && compinit -i; "], ids=["bare", "begun"]
+)
 def test_completion_is_registered_whether_or_not_compinit_has_run(
     shell: str, begun: str, hrm: Command, tmp_path: Path
 ) -> None:
     (file := tmp_path / "completion").write_text(hrm("completion", "zsh").out)
     program = f"{begun}source {shlex.quote(str(file))} && print -r -- $_comps[hrm-agent]"
     home = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
-    done = subprocess.run([shell, "-f", "-c", program], capture_output=True, text=True, check=True, env=home)
+    done = subprocess.run(
+        [shell, "-f", "-c", program], capture_output=True, text=True, check=True, env=home
+    )
     assert "_hrm_agent" in done.stdout and done.stderr == ""

@@ -44,7 +44,11 @@ def test_every_layer_is_told(words: tuple[str, ...], hrm: Command) -> None:
     assert list(found) == [str(layer) for layer in Layer]
     needed = {"namespaces", "seccomp", "landlock", "rlimits", "memory sampling"}
     for name in needed:
-        assert (found[name]["available"], found[name]["in_force"], found[name]["advice"]) == (True, True, "")
+        assert (found[name]["available"], found[name]["in_force"], found[name]["advice"]) == (
+            True,
+            True,
+            "",
+        )
     assert found["landlock"]["detail"].startswith("ABI ")
     costs = [found[name]["slot_us"] for name in ("namespaces", "seccomp", "landlock")]
     assert all(cost >= 0 for cost in costs) and found["memory sampling"]["call_us"] > 0
@@ -55,7 +59,10 @@ def test_a_cost_is_what_a_step_adds_at_least(monkeypatch: pytest.MonkeyPatch) ->
     def step() -> None:
         """Nothing: it is not taken here."""
 
-    seconds = {True: iter([900.0, 350.0, *[500.0] * 100]), False: iter([200.0, 700.0, 100.0, *[400.0] * 100])}
+    seconds = {
+        True: iter([900.0, 350.0, *[500.0] * 100]),
+        False: iter([200.0, 700.0, 100.0, *[400.0] * 100]),
+    }
     monkeypatch.setattr(probe, "_child", lambda taken, *_: ("", next(seconds[taken is step])))
     assert probe._measure(step) == ("", 250.0)
 
@@ -85,10 +92,15 @@ def test_a_folder_that_is_no_cgroup(hrm: Command, tmp_path: Path) -> None:
     assert (done.code, done.json["level"]) == (0, "L2")
     found = layers(done.json)["cgroup"]
     assert (found["available"], found["in_force"]) == (False, False)
-    assert "cgroup" in found["detail"] and "systemd-run --user --scope -p Delegate=yes" in found["advice"]
+    assert (
+        "cgroup" in found["detail"]
+        and "systemd-run --user --scope -p Delegate=yes" in found["advice"]
+    )
 
 
-def test_slots_without_their_compiled_body_are_told(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_without_their_compiled_body_are_told(
+    hrm: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HRM_AGENT_PURE_SANDBOX", "1")
     done = hrm("doctor", "environment")
     assert done.code == 0
@@ -97,7 +109,9 @@ def test_slots_without_their_compiled_body_are_told(hrm: Command, monkeypatch: p
 
 def test_what_is_missing_is_told_with_its_reason_and_what_to_do() -> None:
     command = [sys.executable, "-c", WITHOUT_NAMESPACES, "doctor", "environment"]
-    done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "--json"], check=False, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (1, "")
     record = json.loads(done.stdout)
     assert (record["level"], record["reached"]) == ("L1", False)
@@ -118,7 +132,10 @@ def test_elsewhere_than_on_linux(hrm: Command, monkeypatch: pytest.MonkeyPatch) 
     done = hrm("doctor", "--json")
     assert (done.code, done.json["level"]) == (1, None)
     assert not any(row["available"] or row["in_force"] for row in done.json["layers"])
-    assert "No model-written code can be run here: this is darwin, which has none of this" in hrm("doctor").out
+    assert (
+        "No model-written code can be run here: this is darwin, which has none of this"
+        in hrm("doctor").out
+    )
 
 
 def test_what_needs_no_sandbox_here_can_be_imported_anywhere() -> None:

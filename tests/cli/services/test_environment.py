@@ -1,4 +1,6 @@
-"""`hrm-agent environment`: serving for real, in a process of its own; and what is said of mistakes."""
+"""`hrm-agent environment`: serving for real, in a process of its own;
+and what is said of mistakes.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,25 @@ def serve() -> Iterator[Serve]:
     """Starts a server; gives its process and the first lines that it prints."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*flags: str, lines: int = 1, **variables: str) -> tuple[subprocess.Popen[str], list[str]]:
-        command = (sys.executable, "-m", "hrm_agent.cli.main", "environment", "serve", "--slots", "2", *flags)
+    def start(
+        *flags: str, lines: int = 1, **variables: str
+    ) -> tuple[subprocess.Popen[str], list[str]]:
+        command = (
+            sys.executable,
+            "-m",
+            "hrm_agent.cli.main",
+            "environment",
+            "serve",
+            "--slots",
+            "2",
+            *flags,
+        )
         process = subprocess.Popen(
-            command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         assert process.stdout is not None
@@ -83,7 +100,9 @@ def test_a_token_is_made_once_kept_and_found_again(serve: Serve, hrm: Command, h
 def test_a_unix_socket_and_a_token_of_the_variable(serve: Serve, home: Path) -> None:
     path = home / "socket"
     process, lines = serve("--socket", str(path), lines=2, **{TOKEN_VARIABLE: "secret"})
-    assert f"unix:{path}" in lines[0] and TOKEN_VARIABLE in lines[1] and "secret" not in "".join(lines)
+    assert (
+        f"unix:{path}" in lines[0] and TOKEN_VARIABLE in lines[1] and "secret" not in "".join(lines)
+    )
     assert value_of(f"unix:{path}", "secret") == "42"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     process.send_signal(signal.SIGINT)
@@ -118,9 +137,15 @@ def test_a_port_that_is_taken(hrm: Command, serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
-    [("secret", 0o644, "chmod 600"), ("", 0o600, "is empty"), ("two\nlines", 0o600, "a token cannot have")],
+    [
+        ("secret", 0o644, "chmod 600"),
+        ("", 0o600, "is empty"),
+        ("two\nlines", 0o600, "a token cannot have"),
+    ],
 )
-def test_token_files_that_will_not_do(hrm: Command, home: Path, content: str, mode: int, said: str) -> None:
+def test_token_files_that_will_not_do(
+    hrm: Command, home: Path, content: str, mode: int, said: str
+) -> None:
     file = home / "token"
     file.write_text(content)
     file.chmod(mode)

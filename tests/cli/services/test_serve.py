@@ -1,4 +1,6 @@
-"""`hrm-agent serve` as a process: what it announces, how it goes down, what it refuses at its start."""
+"""`hrm-agent serve` as a process: what it announces, how it goes down, what it refuses at its
+start.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,39 @@ from tests.support.environment.held import HOLD, held, let_go
 from tests.support.graphs.scripts import boxed, call
 
 ANSWERS = [call(HOLD + "6 * 7"), boxed(42)]
-WORDS = ["serve", "--port", "0", "--policy", "scripted:script.jsonl", "--token-file", "token", "--store", "store.db"]
+WORDS = [
+    "serve",
+    "--port",
+    "0",
+    "--policy",
+    "scripted:script.jsonl",
+    "--token-file",
+    "token",
+    "--store",
+    "store.db",
+]
 
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "script.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in ANSWERS))
-    command = [sys.executable, "-m", "hrm_agent.cli.main", *WORDS, "--json", "--graphs", "tool_loop"]
+    command = [
+        sys.executable,
+        "-m",
+        "hrm_agent.cli.main",
+        *WORDS,
+        "--json",
+        "--graphs",
+        "tool_loop",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         yield process
         process.kill()
 
 
-def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_it_finishes_what_runs_before_it_goes(
+    process: subprocess.Popen[str], tmp_path: Path
+) -> None:
     assert process.stdout is not None
     said: dict[str, Any] = json.loads(process.stdout.readline())
     assert said["models"] == ["tool_loop"] and said["url"].startswith("http://127.0.0.1:")
@@ -66,13 +88,22 @@ def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tm
 
 
 def test_what_a_killed_server_left_is_resumed_by_one_command(
-    process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    process: subprocess.Popen[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert process.stdout is not None
     said: dict[str, Any] = json.loads(process.stdout.readline())
     with openai.OpenAI(base_url=said["url"], api_key=said["token"], max_retries=0) as client:
-        ask: Any = {"model": "tool_loop", "messages": [{"role": "user", "content": "6 * 7?"}], "stream": True}
-        events = client.chat.completions.create(**ask, temperature=0.5, extra_body={"context": {"max_turns": 3}})
+        ask: Any = {
+            "model": "tool_loop",
+            "messages": [{"role": "user", "content": "6 * 7?"}],
+            "stream": True,
+        }
+        events = client.chat.completions.create(
+            **ask, temperature=0.5, extra_body={"context": {"max_turns": 3}}
+        )
         while not held(below=process.pid):
             time.sleep(0.01)
         process.kill()
@@ -112,7 +143,11 @@ def test_what_a_killed_server_left_is_resumed_by_one_command(
     ],
 )
 def test_mistakes(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*WORDS, *words]) == 2

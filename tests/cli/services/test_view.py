@@ -1,4 +1,6 @@
-"""`hrm-agent view` as a process: what it prints, how it ends, what it refuses at its start, and what it costs."""
+"""`hrm-agent view` as a process: what it prints, how it ends, what it refuses at its start, and
+what it costs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def test_it_shows_the_runs_of_this_folder_and_ends_at_ctrl_c_whoever_listens(run
 
 @pytest.mark.whole
 def test_memory_stays_where_it_is_with_many_listeners(runs: Path) -> None:
-    with viewing(runs.parent) as view, ExitStack() as listeners, open_store(runs / "store.db") as store:
+    with (
+        viewing(runs.parent) as view,
+        ExitStack() as listeners,
+        open_store(runs / "store.db") as store,
+    ):
         streams = [listeners.enter_context(view.ask("events")) for _ in range(20)]
         list_path = "trajectories?place=store.db"
 
@@ -73,10 +79,16 @@ def test_memory_stays_where_it_is_with_many_listeners(runs: Path) -> None:
 @pytest.mark.whole
 def test_a_copy_is_written_and_another_one_in_its_place(runs: Path, hrm: Command) -> None:
     for _ in range(2):
-        done = hrm("view", str(runs), "--export", str(runs.parent / "copy"), "--limit", "5", "--json")
+        done = hrm(
+            "view", str(runs), "--export", str(runs.parent / "copy"), "--limit", "5", "--json"
+        )
         assert done.code == 0
         said = json.loads(done.out)
-        assert said["files"] > 3 and said["left_out"] == {} and said["folder"] == str(runs.parent / "copy")
+        assert (
+            said["files"] > 3
+            and said["left_out"] == {}
+            and said["folder"] == str(runs.parent / "copy")
+        )
     assert (runs.parent / "copy" / "index.html").exists()
     shown = hrm("view", str(runs), "--export", str(runs.parent / "copy"))
     assert shown.code == 0 and "index.html" in shown.out
@@ -114,6 +126,8 @@ def test_help_is_there_at_once() -> None:
         "try: main(['view', '--help'])\nexcept SystemExit: pass\n"
         f"print(sorted({heavy!r} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
     assert "--allow-fork" in done.stdout

@@ -19,7 +19,9 @@ from hrm_agent.trajectory import ToolStatus
 from tests.cli.conftest import Command
 from tests.support.training.builders import call, tool_call, trajectory
 
-HOSTILE = "</code><script>alert(1)</script><img src=x onerror=alert(2)>\u202egnp.exe\x00\x1b[2J\u200b"
+HOSTILE = (
+    "</code><script>alert(1)</script><img src=x onerror=alert(2)>\u202egnp.exe\x00\x1b[2J\u200b"
+)
 
 
 class Page(HTMLParser):
@@ -43,11 +45,15 @@ class Page(HTMLParser):
         """Nothing in it runs or is loaded."""
         assert not {"script", "iframe", "object", "link", "form"} & set(self.tags)
         assert not [name for name, _ in self.attributes if name.startswith("on")]
-        loaded = [value or "" for name, value in self.attributes if name in ("src", "srcset", "href")]
+        loaded = [
+            value or "" for name, value in self.attributes if name in ("src", "srcset", "href")
+        ]
         assert all(value.startswith("data:image/png;base64,") for value in loaded)
         assert ("http-equiv", "Content-Security-Policy") in self.attributes
         assert any(
-            (value or "").startswith("default-src 'none'") for name, value in self.attributes if name == "content"
+            (value or "").startswith("default-src 'none'")
+            for name, value in self.attributes
+            if name == "content"
         )
 
 
@@ -71,18 +77,31 @@ def test_a_small_training(hrm: Command, tmp_path: Path) -> None:
         assert (each["kept"], each["kept_correct"]) == (row["select/kept"], row["select/correct"])
         assert each["kept_tool_error"] == row["select/correct_with_tool_error"]
     tokens = found["tokens"]
-    assert [each["part"] for each in tokens["parts"]] == ["step 1"], "of step 2 the weights are gone"
-    assert [(u["version"], u["weights"], u["exact"]) for u in tokens["weights"]] == [(0, "builtin:cold-start", True)]
+    assert [each["part"] for each in tokens["parts"]] == ["step 1"], (
+        "of step 2 the weights are gone"
+    )
+    assert [(u["version"], u["weights"], u["exact"]) for u in tokens["weights"]] == [
+        (0, "builtin:cold-start", True)
+    ]
     assert tokens["weights"][0]["mean_difference"] < 1e-5, "they are the weights that sampled"
     assert tokens["tokens"] == rows[0]["rollout/sampled_tokens"] * rows[0]["rollout/count"]
 
     with open_store("run", create=False) as store:
         for line in map(json.loads, Path("run/analysis/tokens.jsonl").read_text().splitlines()):
             call_ = store.journal.find_call(line["call"])
-            assert call_ is not None and [each is not None for each in line["entropy"]] == list(call_.mask)
+            assert call_ is not None and [each is not None for each in line["entropy"]] == list(
+                call_.mask
+            )
             assert set(line["reflection"]) <= set(line["forking"])
             assert all(line["entropy"][place] > tokens["threshold"] for place in line["forking"])
-    names = {"entropy.png", "index.html", "lengths.png", "report.json", "selection.png", "tokens.jsonl"}
+    names = {
+        "entropy.png",
+        "index.html",
+        "lengths.png",
+        "report.json",
+        "selection.png",
+        "tokens.jsonl",
+    }
     assert names <= {path.name for path in Path("run/analysis").iterdir()}
     page = Page(Path("run/analysis/index.html"))
     page.check()
@@ -98,12 +117,16 @@ def test_a_small_training(hrm: Command, tmp_path: Path) -> None:
     assert other.code == 2 and "It has steps 1 to 2." in other.err
 
 
-def test_a_run_without_weights_or_selection(hrm: Command, scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_weights_or_selection(
+    hrm: Command, scripted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ("--tasks", "word_problems", "--count", "1", "--policy", scripted, "--out", "made")
     assert hrm("collect", *asked).code == 0
     told = hrm("analyze", "made", "--json")
     found = read(Path("made/analysis"))
-    assert told.json["rollouts"] == found["rollouts"] == 1 and found["tool_errors"][0]["statuses"] == {"ok": 1}
+    assert told.json["rollouts"] == found["rollouts"] == 1 and found["tool_errors"][0][
+        "statuses"
+    ] == {"ok": 1}
     assert found["tokens"] is None and "its weights are not here" in found["missing"]["tokens"]
     assert found["missing"]["selection"] == "nothing was selected: this is no training"
     Page(Path("made/analysis/index.html")).check()
@@ -123,7 +146,9 @@ def test_a_run_without_weights_or_selection(hrm: Command, scripted: str, monkeyp
 
 def test_hostile_texts_are_shown_and_do_nothing(hrm: Command) -> None:
     hosted = call("a", text=HOSTILE, token_ids=(), mask=(), logprobs=(), model=f"openai:{HOSTILE}")
-    failed = tool_call("x", ToolStatus.ERROR).model_copy(update={"stderr": f"ValueError: {HOSTILE}"})
+    failed = tool_call("x", ToolStatus.ERROR).model_copy(
+        update={"stderr": f"ValueError: {HOSTILE}"}
+    )
     one = trajectory(run_id=HOSTILE, policy=hosted.model, calls=(hosted,), tool_calls=(failed,))
     moved = {"identity": hosted.identity.model_copy(update={"thread_id": one.thread_id})}
     with open_store("store.db") as store:
@@ -137,7 +162,9 @@ def test_hostile_texts_are_shown_and_do_nothing(hrm: Command) -> None:
     assert found["missing"]["tokens"] == "1 calls: no token ids are on record"
     page = Page(Path("found/index.html"))
     page.check()
-    assert "<script>alert(1)</script>" in page.text and "U+202E" in page.text and "U+0000" in page.text
+    assert (
+        "<script>alert(1)</script>" in page.text and "U+202E" in page.text and "U+0000" in page.text
+    )
     assert not {"\u202e", "\x00", "\x1b", "\u200b"} & set(page.text)
 
 

@@ -1,4 +1,6 @@
-"""A training, and an evaluation, in which something fails in every rollout: its words and its exit code."""
+"""A training, and an evaluation, in which something fails in every rollout: its words and its exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from tests.cli.conftest import Command
 pytestmark = pytest.mark.whole
 
 GRAPHS = Path(__file__).parents[2] / "support" / "graphs"
-SMALL = ("--steps", "2", "--prompts-per-step", "1", "--group-size", "4", "--algorithm", "grpo", "--out", "run")
+SMALL = (
+    "--steps",
+    "2",
+    "--prompts-per-step",
+    "1",
+    "--group-size",
+    "4",
+    "--algorithm",
+    "grpo",
+    "--out",
+    "run",
+)
 REWARDS = """
 def raises(text):
     raise KeyError("no box")
@@ -38,10 +51,20 @@ def test_a_graph_that_always_raises_ends_the_training_with_its_error(hrm: Comman
     graph = f"{GRAPHS / 'hostile_answers.py'}:always_raising"
     done = hrm("train", "rl", "--graph", graph, "--tasks", "tasks.jsonl", *SMALL)
     assert done.code == 2
-    assert "No rollout of 1 step got through. In 4 of 4 rollouts the graph raised the same error" in done.err
-    assert "4 x KeyError: 'missing' (hostile_answers.py:" in done.err and "hrm-agent resume run" in done.err
+    assert (
+        "No rollout of 1 step got through. In 4 of 4 rollouts the graph raised the same error"
+        in done.err
+    )
+    assert (
+        "4 x KeyError: 'missing' (hostile_answers.py:" in done.err
+        and "hrm-agent resume run" in done.err
+    )
     (row,) = read_metrics(Path("run/metrics.jsonl"))
-    assert (row["select/groups_failed"], row["rollout/failed_by_policy"], row["stepped"]) == (1, 4, 0)
+    assert (row["select/groups_failed"], row["rollout/failed_by_policy"], row["stepped"]) == (
+        1,
+        4,
+        0,
+    )
     assert hrm("resume", "run").code == 2
     assert len(read_metrics(Path("run/metrics.jsonl"))) == 2, "it goes on with the next step"
 
@@ -49,37 +72,60 @@ def test_a_graph_that_always_raises_ends_the_training_with_its_error(hrm: Comman
 @pytest.mark.parametrize(
     ("reward", "said", "metric"),
     [
-        ("raises", "raises: raised (KeyError: 'no box', at rewards.py:3 in raises)", "rollout/reward_raised"),
+        (
+            "raises",
+            "raises: raised (KeyError: 'no box', at rewards.py:3 in raises)",
+            "rollout/reward_raised",
+        ),
         ("is_nan", "is_nan: not_a_number (it returned nan)", "rollout/reward_not_finite"),
     ],
 )
-def test_a_reward_that_fails_is_counted_and_named(reward: str, said: str, metric: str, hrm: Command) -> None:
+def test_a_reward_that_fails_is_counted_and_named(
+    reward: str, said: str, metric: str, hrm: Command
+) -> None:
     words = ("--tasks", "tasks.jsonl", "--rewards", f"./rewards.py:{reward}")
     done = hrm("train", "rl", *words, *SMALL)
     assert done.code == 2
     assert (
-        "4 of 4 rollouts have no reward: their rewards or verifiers raised, or gave no finite number: 4 x" in done.err
+        "4 of 4 rollouts have no reward: their rewards or verifiers raised, or gave no finite"
+        " number: 4 x" in done.err
     )
     assert said in done.err
     (row,) = read_metrics(Path("run/metrics.jsonl"))
-    assert (row["rollout/not_scored"], row[metric], row["rollout/lost"]) == (4, 4, 0) and said in row["errors"]
+    assert (row["rollout/not_scored"], row[metric], row["rollout/lost"]) == (
+        4,
+        4,
+        0,
+    ) and said in row["errors"]
     if reward == "raises":
         done = hrm("eval", *words, "--out", "evaluated", "--samples", "2")
-        assert done.code == 1 and f"Every rollout got no reward, most often by: the rubric failed: {said}" in done.err
+        assert (
+            done.code == 1
+            and f"Every rollout got no reward, most often by: the rubric failed: {said}" in done.err
+        )
 
 
 def test_a_prompt_beyond_the_window_is_told_as_one(hrm: Command) -> None:
     Path("long.jsonl").write_text(json.dumps({"question": "word " * 3000, "answer": "42"}))
     done = hrm("train", "rl", "--tasks", "long.jsonl", *SMALL)
-    assert done.code == 0 and "In 8 of 8 rollouts the prompt is longer than the policy's context window" in done.err
+    assert (
+        done.code == 0
+        and "In 8 of 8 rollouts the prompt is longer than the policy's context window" in done.err
+    )
     assert "temperature" not in done.err
     shown = hrm("show", "run/step-0/0/0", "--store", "run").out
-    assert "truncated (max_tokens)" in shown and "tokens" in shown.partition("error")[2].partition("answer")[0]
+    assert (
+        "truncated (max_tokens)" in shown
+        and "tokens" in shown.partition("error")[2].partition("answer")[0]
+    )
 
 
 def test_rollouts_that_are_all_truncated_are_told_as_that(hrm: Command) -> None:
     done = hrm("train", "rl", *SMALL, "--context", "max_tokens=5", "--truncated", "keep_reward")
-    assert done.code == 0 and "8 of 8 rollouts ended at a limit before they were done. Raise max_tokens" in done.err
+    assert (
+        done.code == 0
+        and "8 of 8 rollouts ended at a limit before they were done. Raise max_tokens" in done.err
+    )
     assert "easier tasks" not in done.err
     assert 'truncated = "keep_reward"' in Path("run/config.toml").read_text()
 
@@ -89,7 +135,9 @@ REFUSING = """{%- for call in message.tool_calls or [] -%}
 {%- endfor -%}"""
 
 
-def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training(hrm: Command) -> None:
+def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training(
+    hrm: Command,
+) -> None:
     from hrm_agent.models.loading.policy_loader import model_folder
 
     policy = Path("policy")
@@ -100,7 +148,17 @@ def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training
         (policy / file.name).write_bytes(
             text.replace(here, here + REFUSING.encode()) if b"jinja" in file.name.encode() else text
         )
-    words = ("train", "rl", "--policy", "policy", *SMALL, "--group-size", "8", "--context", "max_turns=3")
+    words = (
+        "train",
+        "rl",
+        "--policy",
+        "policy",
+        *SMALL,
+        "--group-size",
+        "8",
+        "--context",
+        "max_turns=3",
+    )
     done = hrm(*words)
     assert done.code == 0, done.err
     with open_store("run/store.db") as store:
@@ -108,7 +166,9 @@ def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training
         verdicts = store.journal.overlays("run")
     refused = [each for each in found if each.stop_reason is StopReason.UNUSABLE_ANSWER]
     assert 0 < len(refused) < len(found)
-    assert all(each.status is RunStatus.FAILED and each.rewards == {"correct": 0.0} for each in refused)
+    assert all(
+        each.status is RunStatus.FAILED and each.rewards == {"correct": 0.0} for each in refused
+    )
     assert all("no code of an odd length" in str(each.error) for each in refused)
     of_refused = [v.verdict for v in verdicts if v.trajectory_id in {each.id for each in refused}]
     assert of_refused and Verdict.DROPPED not in of_refused, "they are judged with their group"

@@ -54,12 +54,23 @@ other = [{"inputs": {"left": 2, "rigth": 4}, "answer": 6}]
 def policy(tmp_path: Path) -> str:
     (tmp_path / "final.py").write_text(FINAL)
     (tmp_path / "adder.py").write_text(ADDER)
-    (tmp_path / "p.jsonl").write_text(json.dumps("I think.\nFinal answer: 226") + "\n" + json.dumps("226") + "\n")
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps("I think.\nFinal answer: 226") + "\n" + json.dumps("226") + "\n"
+    )
     return f"scripted:{tmp_path / 'p.jsonl'}"
 
 
 def test_tasks_with_their_own_verifier_are_evaluated(policy: str, hrm: Command) -> None:
-    done = hrm("eval", "--tasks", "./final.py:tasks?size=2", "--policy", policy, "--out", "runs/a", "--json")
+    done = hrm(
+        "eval",
+        "--tasks",
+        "./final.py:tasks?size=2",
+        "--policy",
+        policy,
+        "--out",
+        "runs/a",
+        "--json",
+    )
     assert done.code == 0 and done.json["pass_at_1"] == 0.5 and done.json["problems"] == 2, done.err
     with open_store("runs/a/store.db") as store:
         first, second = store.journal.headers()
@@ -75,12 +86,20 @@ def test_tasks_without_a_verifier_are_recorded_and_not_scored(policy: str, hrm: 
         found = store.journal.headers()
     assert [each.rewards for each in found] == [{}, {}] and found[1].task.metadata["mood"] == "glad"
     unscored = hrm("eval", "runs/u")
-    assert unscored.code == 2 and "No run in runs/u has a reward. `hrm-agent rescore runs/u" in unscored.err
+    assert (
+        unscored.code == 2
+        and "No run in runs/u has a reward. `hrm-agent rescore runs/u" in unscored.err
+    )
     train = ("train", "rl", "--tasks", "./final.py:unscored", "--steps", "1", "--out", "runs/t")
     for command in (("eval", *words, "--out", "runs/e"), train):
         refused = hrm(*command)
-        (said,) = [line for line in refused.err.splitlines() if "loading torch" not in line]  # said where that is slow
-        assert refused.code == 2 and "neither a reference answer nor a verifier" in said and "--rewards" in said
+        # said where that is slow
+        (said,) = [line for line in refused.err.splitlines() if "loading torch" not in line]
+        assert (
+            refused.code == 2
+            and "neither a reference answer nor a verifier" in said
+            and "--rewards" in said
+        )
         assert not Path(command[-1], "config.toml").exists(), "others can be named next"
 
 
@@ -107,7 +126,9 @@ def test_inputs_of_a_task_are_the_input_of_the_graph(policy: str, hrm: Command) 
         ("my-tasks", "There is no task family 'my-tasks'"),
     ],
 )
-def test_what_are_no_tasks_is_told_in_a_line(tasks: str, said: str, policy: str, hrm: Command) -> None:
+def test_what_are_no_tasks_is_told_in_a_line(
+    tasks: str, said: str, policy: str, hrm: Command
+) -> None:
     for command in ("eval", "collect"):
         done = hrm(command, "--tasks", tasks, "--policy", policy, "--out", "runs/x")
         assert done.code == 2 and said in done.err and done.err.count("\n") == 1, done.err
@@ -117,7 +138,10 @@ def test_what_are_no_tasks_is_told_in_a_line(tasks: str, said: str, policy: str,
 def test_a_run_is_resumed_from_elsewhere_and_says_what_has_changed(
     policy: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hrm("collect", "--tasks", "./final.py:tasks", "--policy", policy, "--out", "runs/a").code == 0
+    assert (
+        hrm("collect", "--tasks", "./final.py:tasks", "--policy", policy, "--out", "runs/a").code
+        == 0
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     done = hrm("resume", str(tmp_path / "runs" / "a"), "--json")
@@ -125,14 +149,19 @@ def test_a_run_is_resumed_from_elsewhere_and_says_what_has_changed(
     (tmp_path / "final.py").write_text(FINAL + "\nMORE = 1\n")
     done = hrm("resume", str(tmp_path / "runs" / "a"))
     assert done.code == 0
-    assert f"hrm-agent: ./final.py has changed since the run in {tmp_path}/runs/a began; tasks that are on" in done.err
+    assert (
+        f"hrm-agent: ./final.py has changed since the run in {tmp_path}/runs/a began; tasks that"
+        " are on" in done.err
+    )
 
 
 def test_another_version_of_the_tasks_package_is_refused(
     policy: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
-    install(site, "cli-sums", "tasks = ['Say 226.', 'Say 227.']\n", version="1.0", registers="cli-sums")
+    install(
+        site, "cli-sums", "tasks = ['Say 226.', 'Say 227.']\n", version="1.0", registers="cli-sums"
+    )
     monkeypatch.syspath_prepend(site)
     assert hrm("collect", "--tasks", "cli-sums", "--policy", policy, "--out", "runs/p").code == 0
     install(site, "cli-sums", "tasks = ['Say 226.']\n", version="1.1", registers="cli-sums")
@@ -147,6 +176,8 @@ def test_training_is_told_what_has_changed(policy: str, hrm: Command, tmp_path: 
     (tmp_path / "sums.py").write_text(sums % 41)
     train = ("train", "rl", "--tasks", "./sums.py:tasks", *words)
     trained = hrm(*train, "--steps", "1")
-    assert trained.code == 0 and "eval --policy runs/t/model --tasks ./sums.py:tasks\n" in trained.out
+    assert (
+        trained.code == 0 and "eval --policy runs/t/model --tasks ./sums.py:tasks\n" in trained.out
+    )
     (tmp_path / "sums.py").write_text(sums % 42)
     assert "./sums.py has changed since the run in runs/t began" in hrm(*train, "--steps", "2").err

@@ -28,7 +28,8 @@ ROW: dict[str, Any] = {
     "skipped": None,
 }
 STAGED = GrpoConfig.of(
-    stages=(TrainingStage(name="short", steps=2), TrainingStage(name="the hard ones", steps=2)), refill=4
+    stages=(TrainingStage(name="short", steps=2), TrainingStage(name="the hard ones", steps=2)),
+    refill=4,
 )
 
 
@@ -45,25 +46,44 @@ def test_a_step_with_a_signal_takes_two_lines() -> None:
     ("change", "said"),
     [
         (
-            {"select/groups_rejected": 0.75, "select/groups_equal_rewards": 12.0, "rollout/correct": 0.97},
+            {
+                "select/groups_rejected": 0.75,
+                "select/groups_equal_rewards": 12.0,
+                "rollout/correct": 0.97,
+            },
             "75% of the groups have no signal. Almost every answer was right: take harder tasks.",
         ),
         ({"select/unfilled": 3.0}, "3 groups are lacking, in spite of 4 refills"),
-        ({"skipped": "nothing to train: there was no rollout"}, "skipped: nothing to train: there was no rollout"),
+        (
+            {"skipped": "nothing to train: there was no rollout"},
+            "skipped: nothing to train: there was no rollout",
+        ),
     ],
 )
-def test_what_is_wrong_has_a_line_and_what_to_do_about_it(change: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_has_a_line_and_what_to_do_about_it(
+    change: dict[str, Any], said: str
+) -> None:
     *_, last = panel({**ROW, **change}, STAGED)
     assert said.startswith(last.removesuffix("…")) and len(last) > WIDTH // 2
 
 
 def test_a_line_of_a_step_tells_rollouts_from_held_out_problems() -> None:
-    row = {**ROW, "rollout/correct_with_tool_error": None, "rollout/reward_mean": 0.8125, "loss": -0.0004}
+    row = {
+        **ROW,
+        "rollout/correct_with_tool_error": None,
+        "rollout/reward_mean": 0.8125,
+        "loss": -0.0004,
+    }
     assert watched(row) == "correct 0.812, groups_rejected 0.250, loss 0.000, held-out 0.828"
     by_rubric = {**row, "rollout/correct": 0.0, "rollout/reward_mean": 0.25, "eval/correct": None}
     assert watched(by_rubric) == "correct 0.000, reward 0.250, groups_rejected 0.250, loss 0.000"
 
 
 def test_no_line_is_wider_than_a_terminal_of_80_columns() -> None:
-    row = {**ROW, "skipped": "x" * 200, "select/groups_rejected": 1.0, "rollout/correct_with_tool_error": None}
+    row = {
+        **ROW,
+        "skipped": "x" * 200,
+        "select/groups_rejected": 1.0,
+        "rollout/correct_with_tool_error": None,
+    }
     assert all(len(line) <= WIDTH for line in panel(row, STAGED))

@@ -1,4 +1,6 @@
-"""`hrm-agent rescore`: stored runs scored again, beside what they have; two rubrics compared; a call that is killed."""
+"""`hrm-agent rescore`: stored runs scored again, beside what they have; two rubrics compared; a
+call that is killed.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,12 @@ def sample(number: int, **changes: Any) -> Trajectory:
         "thread_id": f"thread-{number}",
         "group_id": f"g{number // 2}",
         "sample_index": number % 2,
-        "task": TaskRef(id=f"wp-{number // 2}", family="word_problems", prompt=f"What is {number // 2}?", answer="42"),
+        "task": TaskRef(
+            id=f"wp-{number // 2}",
+            family="word_problems",
+            prompt=f"What is {number // 2}?",
+            answer="42",
+        ),
         "answer": rf"<answer>\boxed{{{42 if number % 2 else number}}}</answer>",
         "rewards": {"correct": float(number % 2)},
         "calls": (),
@@ -104,21 +111,40 @@ def calls(folder: Path) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-def test_scores_stand_beside_the_old_ones_and_are_not_made_twice(url: str, hrm: Command, rubrics: Path) -> None:
+def test_scores_stand_beside_the_old_ones_and_are_not_made_twice(
+    url: str, hrm: Command, rubrics: Path
+) -> None:
     with open_store(url) as store:
         before = fill(store)
-        store.journal.write_trajectory(sample(10, status=RunStatus.RUNNING, stop_reason=None, ended_at=None))
         store.journal.write_trajectory(
-            sample(11, status=RunStatus.FAILED, stop_reason=StopReason.ERROR, answer=None, rewards={}, error="x")
+            sample(10, status=RunStatus.RUNNING, stop_reason=None, ended_at=None)
+        )
+        store.journal.write_trajectory(
+            sample(
+                11,
+                status=RunStatus.FAILED,
+                stop_reason=StopReason.ERROR,
+                answer=None,
+                rewards={},
+                error="x",
+            )
         )
     done = hrm("rescore", url, "--rewards", "./mine.py:rubric", "--json")
     assert done.code == 0, done.err
     (found,) = done.json["scored"]
     assert (found["scored"], found["skipped"]) == (10, 0)
     assert found["left_out"] == {"still under way": 1, "failed, without an answer": 1}
-    assert found["means"]["correct"]["value"] == pytest.approx(0.6) and found["means"]["correct"]["low"] < 0.6
+    assert (
+        found["means"]["correct"]["value"] == pytest.approx(0.6)
+        and found["means"]["correct"]["low"] < 0.6
+    )
     (fault,) = found["faults"]
-    assert (fault["reward"], fault["fault"], fault["count"], fault["trajectory"]) == ("short", "raised", 1, "t6")
+    assert (fault["reward"], fault["fault"], fault["count"], fault["trajectory"]) == (
+        "short",
+        "raised",
+        1,
+        "t6",
+    )
     with open_store(url) as store:
         assert list(store.journal.headers())[:10] == before, "the records are as they were"
         scoring = store.scorings.by_rubric("./mine.py:rubric")
@@ -126,8 +152,15 @@ def test_scores_stand_beside_the_old_ones_and_are_not_made_twice(url: str, hrm: 
     assert scoring["t1"].code == found["code"] and found["code"]
     asked = calls(rubrics)
     again = hrm("rescore", url, "--rewards", "./mine.py:rubric", "--json").json["scored"][0]
-    assert (again["scored"], again["skipped"], again["means"], calls(rubrics)) == (0, 10, found["means"], asked)
-    faulty = hrm("rescore", url, "--rewards", "./mine.py:rubric", "--again", "faults", "--json").json["scored"][0]
+    assert (again["scored"], again["skipped"], again["means"], calls(rubrics)) == (
+        0,
+        10,
+        found["means"],
+        asked,
+    )
+    faulty = hrm(
+        "rescore", url, "--rewards", "./mine.py:rubric", "--again", "faults", "--json"
+    ).json["scored"][0]
     assert (faulty["scored"], faulty["skipped"]) == (1, 9)
     hrm("rescore", url, "--rewards", "./mine.py:rubric", "--name", "second", "--thread", "thread-3")
     with open_store(url) as store:
@@ -149,8 +182,12 @@ def test_a_comparing_reward_is_given_the_whole_group(hrm: Command, rubrics: Path
     with open_store("runs.db") as store:
         fill(store, 6)
         store.journal.write_trajectory(sample(6))
-        store.journal.write_trajectory(sample(7, status=RunStatus.RUNNING, stop_reason=None, ended_at=None))
-    found = hrm("rescore", "runs.db", "--rewards", "./mine.py:best", "--thread", "t1", "--json").json["scored"][0]
+        store.journal.write_trajectory(
+            sample(7, status=RunStatus.RUNNING, stop_reason=None, ended_at=None)
+        )
+    found = hrm(
+        "rescore", "runs.db", "--rewards", "./mine.py:best", "--thread", "t1", "--json"
+    ).json["scored"][0]
     assert (found["scored"], calls(rubrics)) == (2, 1), "its sibling with it"
     found = hrm("rescore", "runs.db", "--rewards", "./mine.py:best", "--json").json["scored"][0]
     assert (found["scored"], found["skipped"]) == (4, 2)
@@ -160,14 +197,23 @@ def test_a_comparing_reward_is_given_the_whole_group(hrm: Command, rubrics: Path
     assert [scores[f"t{i}"].outcome for i in range(6)] == [0, 1, 0, 1, 1, 0]
 
 
-def test_of_a_rollout_that_was_run_once_more_the_second_attempt_is_compared(hrm: Command, rubrics: Path) -> None:
+def test_of_a_rollout_that_was_run_once_more_the_second_attempt_is_compared(
+    hrm: Command, rubrics: Path
+) -> None:
     with open_store("runs.db") as store:
         fill(store, 2)
         first = store.journal.trajectory("t1")
-        again = {"id": "again", "thread_id": f"{first.thread_id}/attempt-2", "answer": "a much longer answer than both"}
+        again = {
+            "id": "again",
+            "thread_id": f"{first.thread_id}/attempt-2",
+            "answer": "a much longer answer than both",
+        }
         store.journal.write_trajectory(first.model_copy(update=again))
     found = hrm("rescore", "runs.db", "--rewards", "./mine.py:best", "--json").json["scored"][0]
-    assert (found["scored"], found["left_out"]) == (2, {"run once more: the second attempt is compared": 1})
+    assert (found["scored"], found["left_out"]) == (
+        2,
+        {"run once more: the second attempt is compared": 1},
+    )
     with open_store("runs.db") as store:
         assert store.scorings.by_rubric("./mine.py:best").keys() == {"t0", "again"}
 
@@ -195,9 +241,13 @@ graph = StateGraph(State).add_node("solve", solve).add_edge(START, "solve").comp
 """
 
 
-def test_a_state_is_read_and_where_it_is_gone_that_is_told(hrm: Command, rubrics: Path, scripted: str) -> None:
+def test_a_state_is_read_and_where_it_is_gone_that_is_told(
+    hrm: Command, rubrics: Path, scripted: str
+) -> None:
     (rubrics / "own.py").write_text(OWN_GRAPH)
-    collected = hrm("collect", "--graph", "./own.py:graph", "--policy", scripted, "--count", "2", "--out", "run")
+    collected = hrm(
+        "collect", "--graph", "./own.py:graph", "--policy", scripted, "--count", "2", "--out", "run"
+    )
     assert collected.code == 0, collected.err
     with open_store("run") as store:
         first, second = store.journal.headers()
@@ -210,7 +260,10 @@ def test_a_state_is_read_and_where_it_is_gone_that_is_told(hrm: Command, rubrics
         assert store.scorings.by_rubric("./mine.py:noted")[first.id].outcome == 0.5
         store.checkpointer.delete_thread(first.thread_id)
     done = hrm("rescore", "run", "--rewards", "./mine.py:noted", "--name", "late")
-    assert done.code == 2 and "of none of the 2 trajectories the state is on record any more" in done.err
+    assert (
+        done.code == 2
+        and "of none of the 2 trajectories the state is on record any more" in done.err
+    )
     with open_store("run") as store:
         assert store.scorings.rubrics() == ["./mine.py:noted"]
 
@@ -227,7 +280,10 @@ def test_two_rubrics_are_compared_on_the_same_runs(hrm: Command, rubrics: Path) 
     )
     found = hrm(*words, "./other.py:other", "--json").json["comparison"]
     assert found["right"] == {"both": 5, "a": 0, "b": 1, "neither": 4} and found["problems"] == 5
-    assert found["outcome"]["value"] == pytest.approx(0.1) and found["outcome"]["low"] < 0.1 < found["outcome"]["high"]
+    assert (
+        found["outcome"]["value"] == pytest.approx(0.1)
+        and found["outcome"]["low"] < 0.1 < found["outcome"]["high"]
+    )
     (differs,) = found["differing"]
     assert (differs["trajectory"], differs["a"], differs["b"]) == ("t4", 0, 1)
     assert differs["b_reason"] == "it says 42 or 4"
@@ -239,17 +295,28 @@ def test_a_run_is_evaluated_by_another_scoring(hrm: Command, rubrics: Path) -> N
     with open_store("runs.db") as store:
         fill(store)
     hrm("rescore", "runs.db", "--rewards", "./mine.py:rubric", "--name", "mine")
-    recorded, by_mine = hrm("eval", "runs.db", "--json").json, hrm("eval", "runs.db", "--by", "mine", "--json").json
+    recorded, by_mine = (
+        hrm("eval", "runs.db", "--json").json,
+        hrm("eval", "runs.db", "--by", "mine", "--json").json,
+    )
     assert (recorded["pass_at_1"], recorded["trajectories"]) == (0.5, 10)
-    assert (by_mine["pass_at_1"], by_mine["trajectories"], by_mine["without_score"]) == (pytest.approx(0.6), 9, 1)
+    assert (by_mine["pass_at_1"], by_mine["trajectories"], by_mine["without_score"]) == (
+        pytest.approx(0.6),
+        9,
+        1,
+    )
     assert set(by_mine["rewards"]) == {"reward", "short"}
     text = hrm("eval", "runs.db", "--by", "mine").out
-    assert "reward short" in text and "1 trajectories were left out: mine gave them no reward." in text
+    assert (
+        "reward short" in text and "1 trajectories were left out: mine gave them no reward." in text
+    )
     done = hrm("eval", "runs.db", "--by", "mein")
     assert done.code == 2 and "Did you mean" in done.err
 
 
-def test_an_encrypted_store_is_scored(hrm: Command, rubrics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encrypted_store_is_scored(
+    hrm: Command, rubrics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HRM_AGENT_STORE_KEY", "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=")
     with open_store("runs.db") as store:
         fill(store, 2)
@@ -262,7 +329,9 @@ async def test_what_was_scored_before_a_kill_is_on_record(hrm: Command, rubrics:
         fill(store, 10)
         store.journal.write_trajectory(sample(10, answer=r"<answer>\boxed{9}</answer>"))
     words = [sys.executable, "-m", "hrm_agent", "rescore", "runs.db", "--rewards", "./mine.py:slow"]
-    process = subprocess.Popen(words, cwd=rubrics, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        words, cwd=rubrics, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
     def scored() -> int:
         with open_store("runs.db") as store:
@@ -294,7 +363,9 @@ async def test_what_was_scored_before_a_kill_is_on_record(hrm: Command, rubrics:
         ((), "required: --rewards"),
     ],
 )
-def test_wrong_words_are_named(words: tuple[str, ...], message: str, hrm: Command, rubrics: Path) -> None:
+def test_wrong_words_are_named(
+    words: tuple[str, ...], message: str, hrm: Command, rubrics: Path
+) -> None:
     with open_store("runs.db") as store:
         fill(store, 2)
     done = hrm("rescore", "runs.db", *words)
@@ -310,12 +381,20 @@ def test_there_has_to_be_a_store(hrm: Command) -> None:
 
 def test_tasks_of_a_users_own_module_are_verified_by_its_code(hrm: Command, tmp_path: Path) -> None:
     (tmp_path / "own_tasks.py").write_text(
-        "from hrm_agent.training.tasks import Task\n"
-        "def verify(text, least): return float(len(text) > least)\n"
-        "tasks = [Task(prompt=f'{i}?', id=str(i), verify=lambda text, i=i: verify(text, i)) for i in (0, 10_000)]\n"
+        "from hrm_agent.training.tasks import Task\ndef verify(text, least): return float(len(text)"
+        " > least)\ntasks = [Task(prompt=f'{i}?', id=str(i), verify=lambda text, i=i: verify(text,"
+        " i)) for i in (0, 10_000)]\n"
     )
     (tmp_path / "two.jsonl").write_text('"It is 1."\n"It is 2."\n')
-    collected = hrm("collect", "--tasks", "./own_tasks.py:tasks", "--policy", "scripted:two.jsonl", "--out", "run")
+    collected = hrm(
+        "collect",
+        "--tasks",
+        "./own_tasks.py:tasks",
+        "--policy",
+        "scripted:two.jsonl",
+        "--out",
+        "run",
+    )
     assert collected.code == 0, collected.err
     done = hrm("rescore", "run", "--rewards", "verifier", "--compare", "recorded", "--json")
     assert done.code == 0, done.err
@@ -337,6 +416,10 @@ def test_the_tasks_own_verifier_gives_what_a_run_was_recorded_with(hrm: Command)
     assert found["right"]["both"] > 0 < found["right"]["neither"]
     with open_store("run") as store:
         headers, scorings = store.journal.headers(), store.scorings.by_rubric("verifier")
-    assert {t.id: outcome_of(t) for t in headers} == {id_: scoring.outcome for id_, scoring in scorings.items()}
-    by_verifier, recorded = (hrm("eval", "run", *by, "--json").json for by in (("--by", "verifier"), ()))
+    assert {t.id: outcome_of(t) for t in headers} == {
+        id_: scoring.outcome for id_, scoring in scorings.items()
+    }
+    by_verifier, recorded = (
+        hrm("eval", "run", *by, "--json").json for by in (("--by", "verifier"), ())
+    )
     assert by_verifier["pass_at"] == recorded["pass_at"]

@@ -31,7 +31,9 @@ def test_the_command_counts_the_steps_that_it_left_out(hrm: Command) -> None:
     weights = load_file(file)
     weights["model.embed_tokens.weight"][tokenizer.encode("?", add_special_tokens=False)] = math.inf
     save_file(weights, file, metadata={"format": "pt"})
-    row = {"messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]}
+    row = {
+        "messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    }
     asked = {"messages": [{"role": "user", "content": "1 + 1?"}, row["messages"][1]]}
     Path("rows.jsonl").write_text("\n".join(json.dumps(each) for each in (row, asked)))
     flags = ("--policy", "model", "--batch-size", "1", "--warmup-steps", "0", "--cooldown", "0")

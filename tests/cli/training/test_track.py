@@ -20,7 +20,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_is_tracked_in_the_steps_of_the_console(kind: str, hrm: Command, tmp_path: Path) -> None:
+def test_a_training_is_tracked_in_the_steps_of_the_console(
+    kind: str, hrm: Command, tmp_path: Path
+) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}))
     assert hrm(*KINDS[kind]).code == 0
@@ -37,7 +39,9 @@ def test_an_evaluation_is_one_row(hrm: Command, scripted: str) -> None:
     words = ("--policy", scripted, "--count", "1", "--out", "run", "--track", "tensorboard")
     assert hrm("eval", *words).code == 0
     read = EventAccumulator("run/tensorboard").Reload()
-    assert [(event.step, event.value) for event in read.Scalars("eval/mean_tool_calls")] == [(0, 1.0)]
+    assert [(event.step, event.value) for event in read.Scalars("eval/mean_tool_calls")] == [
+        (0, 1.0)
+    ]
 
 
 def test_the_demo_has_a_short_name_for_it(hrm: Command) -> None:

@@ -31,14 +31,19 @@ def weights(folder: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_record_is_learned_from_killed_resumed_and_prolonged(hrm: Command, tmp_path: Path) -> None:
+def test_a_record_is_learned_from_killed_resumed_and_prolonged(
+    hrm: Command, tmp_path: Path
+) -> None:
     sampled = hrm("train", "rl", *SMALL, "--steps", "2", "--out", "sampled")
     assert sampled.code == 0, sampled.err
     words = ["train", "rl", "--from", "sampled", "--out", "again", *SMALL]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, text=True, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words], capture_output=True, text=True, check=False
+    )
     assert killed.returncode < 0
-    assert "4 groups of 32 rollouts on record: 2 steps a pass, as they were recorded; 2 steps are 1 pass." in (
-        killed.stdout
+    assert (
+        "4 groups of 32 rollouts on record: 2 steps a pass, as they were recorded; 2 steps are 1"
+        " pass." in (killed.stdout)
     )
     done = hrm("resume", "again")
     assert done.code == 0, done.err
@@ -46,8 +51,16 @@ def test_a_record_is_learned_from_killed_resumed_and_prolonged(hrm: Command, tmp
     assert hrm(*words).out.startswith("The run in again has taken its 2 steps already")
     more = hrm(*words, "--steps", "4")
     assert "4 steps are 2 passes." in more.out
-    assert [row["step"] for row in read_metrics(tmp_path / "again" / "metrics.jsonl")] == [0, 1, 2, 3]
-    assert "was started with another configuration" in hrm(*words, "--steps", "4", "--clip-high", "0.3").err
+    assert [row["step"] for row in read_metrics(tmp_path / "again" / "metrics.jsonl")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert (
+        "was started with another configuration"
+        in hrm(*words, "--steps", "4", "--clip-high", "0.3").err
+    )
     other = hrm("train", "rl", "--from", "sampled/store.db", "--out", "again", *SMALL)
     assert "learns from" in other.err and other.code != 0
 
@@ -60,13 +73,17 @@ def test_a_record_is_learned_from_killed_resumed_and_prolonged(hrm: Command, tmp
         (("--by", "x"), "by chooses scores of runs on record"),
     ],
 )
-def test_what_is_no_record_begins_nothing(words: tuple[str, ...], said: str, hrm: Command, tmp_path: Path) -> None:
+def test_what_is_no_record_begins_nothing(
+    words: tuple[str, ...], said: str, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("train", "rl", *words, "--out", "run")
     assert done.code != 0 and said in done.err
     assert not (tmp_path / "run").exists()
 
 
-def test_runs_of_one_rollout_each_are_told_to_teach_nothing(hrm: Command, store: str, tmp_path: Path) -> None:
+def test_runs_of_one_rollout_each_are_told_to_teach_nothing(
+    hrm: Command, store: str, tmp_path: Path
+) -> None:
     done = hrm("train", "rl", "--from", store, "--out", "run")
     assert "1 rollout left out: alone in its group" in done.err
     assert not (tmp_path / "run").exists()

@@ -23,7 +23,18 @@ from tests.support.graphs.scripts import Roles
 from tests.support.postgres import free_port
 from tests.support.training.english import without_defaults
 
-QUICK = ("--steps", "2", "--batch-size", "2", "--learning-rate", "3e-4", "--cooldown", "0", "--warmup-steps", "0")
+QUICK = (
+    "--steps",
+    "2",
+    "--batch-size",
+    "2",
+    "--learning-rate",
+    "3e-4",
+    "--cooldown",
+    "0",
+    "--warmup-steps",
+    "0",
+)
 
 
 @pytest.fixture
@@ -31,7 +42,12 @@ def solved(hrm: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tra
     """One run of the hierarchical graph, every role of which was asked."""
     engine = ScriptedEngine(Roles(), name="scripted:roles")
     monkeypatch.setattr("hrm_agent.cli.runs.run.policy_for", lambda *_, **__: engine)
-    assert hrm("run", "3 * 4 apples and 5 * 6 pears", "--graph", "reasoning", "--policy", "scripted:x").code == 0
+    assert (
+        hrm(
+            "run", "3 * 4 apples and 5 * 6 pears", "--graph", "reasoning", "--policy", "scripted:x"
+        ).code
+        == 0
+    )
     engine.close()
     with open_store(tmp_path / "runs" / "store.db") as store:
         (found,) = store.journal.trajectories()
@@ -52,13 +68,22 @@ def taught(rows: list[Any]) -> Counter[tuple[str, str]]:
     )
 
 
-def test_chat_holds_every_call_of_every_role(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:
+def test_chat_holds_every_call_of_every_role(
+    solved: Trajectory, hrm: Command, tmp_path: Path
+) -> None:
     done = hrm("export", "runs", "--out", "x.chat", "--json").json
     rows = rows_of(tmp_path / "x.chat")
-    assert done["left_out"] == {} and {row["role"] for row in rows} == {"plan", "solve", "critique", "synthesize"}
+    assert done["left_out"] == {} and {row["role"] for row in rows} == {
+        "plan",
+        "solve",
+        "critique",
+        "synthesize",
+    }
     assert sum(taught(rows).values()) == len(solved.calls) == 9, "each answer once"
     assert all(("tools" in row) == (row["role"] == "solve") for row in rows)
-    assert {(row["answer"], row["reward"], row["model"]) for row in rows} == {(solved.answer, None, "scripted:roles")}
+    assert {(row["answer"], row["reward"], row["model"]) for row in rows} == {
+        (solved.answer, None, "scripted:roles")
+    }
     assert all(call.token_ids and call.request and call.tools is not None for call in solved.calls)
 
 
@@ -86,29 +111,52 @@ def test_what_people_liked_is_learned(solved: Trajectory, hrm: Command, tmp_path
     assert sum(taught(rows_of(tmp_path / "liked" / "conversations.jsonl")).values()) == 9
 
 
-def test_the_answers_of_a_role_are_learned(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:
+def test_the_answers_of_a_role_are_learned(
+    solved: Trajectory, hrm: Command, tmp_path: Path
+) -> None:
     words = ("--from", "runs", "--role", "critique", "--role", "plan", "--out", "tuned", *QUICK)
     done = hrm("train", "sft", *words, "--json")
     assert done.code == 0, done.err
     taken = done.lines[-1]["taken"]
     assert taken["by_role"] == {"plan": 1, "critique": 1} and taken["conversations"] == 2
-    assert set(taken["left_out"]) == {"the role 'solve' was not asked for", "the role 'synthesize' was not asked for"}
+    assert set(taken["left_out"]) == {
+        "the role 'solve' was not asked for",
+        "the role 'synthesize' was not asked for",
+    }
     assert len(read_metrics(tmp_path / "tuned" / "metrics.jsonl")) == 2
-    assert {row["role"] for row in rows_of(tmp_path / "tuned" / "conversations.jsonl")} == {"plan", "critique"}
-    for refused in (("analyze", "tuned"), ("show", "--step", "1", "--html", "x.html", "--store", "tuned")):
+    assert {row["role"] for row in rows_of(tmp_path / "tuned" / "conversations.jsonl")} == {
+        "plan",
+        "critique",
+    }
+    for refused in (
+        ("analyze", "tuned"),
+        ("show", "--step", "1", "--html", "x.html", "--store", "tuned"),
+    ):
         told = hrm(*refused)
-        assert told.code == 2 and "is the folder of a `train sft`" in told.err and "hrm-agent plot tuned" in told.err
+        assert (
+            told.code == 2
+            and "is the folder of a `train sft`" in told.err
+            and "hrm-agent plot tuned" in told.err
+        )
 
 
-def test_a_resumed_run_learns_from_the_same(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:
+def test_a_resumed_run_learns_from_the_same(
+    solved: Trajectory, hrm: Command, tmp_path: Path
+) -> None:
     whole = hrm("train", "sft", "--from", "runs", "--out", "whole", *QUICK[2:], "--steps", "3")
-    assert whole.code == 0 and "6 conversations of 1 runs on record: solve 3, plan 1" in whole.out, whole.out
+    assert (
+        whole.code == 0 and "6 conversations of 1 runs on record: solve 3, plan 1" in whole.out
+    ), whole.out
     words = ("train", "sft", "--from", "runs", "--out", "tuned", *QUICK[2:])
     assert hrm(*words, "--steps", "2").code == 0
     with open_store(tmp_path / "runs" / "store.db") as store:  # another run is recorded meanwhile
-        store.journal.write_trajectory(solved.model_copy(update={"id": "b", "thread_id": "b", "calls": ()}))
+        store.journal.write_trajectory(
+            solved.model_copy(update={"id": "b", "thread_id": "b", "calls": ()})
+        )
         where = solved.calls[0].identity.model_copy(update={"thread_id": "b"})
-        store.journal.write_call(solved.calls[0].model_copy(update={"id": "other", "identity": where}))
+        store.journal.write_call(
+            solved.calls[0].model_copy(update={"id": "other", "identity": where})
+        )
     assert hrm(*words, "--steps", "3").code == 0
     model = "model/model.safetensors"
     assert (tmp_path / "tuned" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
@@ -123,11 +171,27 @@ def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(
     solved: Trajectory, hrm: Command, tmp_path: Path
 ) -> None:
     """Only the first one knows the conversations, on which batches and steps depend."""
-    words = ["train", "sft", "--from", "runs", "--policy", str(without_defaults(tiny_model(tmp_path / "model")))]
+    words = [
+        "train",
+        "sft",
+        "--from",
+        "runs",
+        "--policy",
+        str(without_defaults(tiny_model(tmp_path / "model"))),
+    ]
     assert hrm(*words, "--out", "alone").code == 0
     command = [sys.executable, "-m", "hrm_agent.cli.main", *words, "--out", "tuned"]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    shared |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
     ranks = [
         subprocess.Popen(
             command,
@@ -171,10 +235,16 @@ def test_with_nothing_to_learn_nothing_is_begun(
     assert not (tmp_path / "tuned").exists()
 
 
-def test_a_run_that_is_not_over_teaches_nothing(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:
+def test_a_run_that_is_not_over_teaches_nothing(
+    solved: Trajectory, hrm: Command, tmp_path: Path
+) -> None:
     with open_store(tmp_path / "other.db") as store:
         for call in solved.calls:
             store.journal.write_call(call)
-        store.journal.write_trajectory(solved.model_copy(update={"status": RunStatus.RUNNING, "ended_at": None}))
+        store.journal.write_trajectory(
+            solved.model_copy(update={"status": RunStatus.RUNNING, "ended_at": None})
+        )
     done = hrm("train", "sft", "--from", "other.db", "--out", "tuned", *QUICK)
-    assert done.code == 2 and "1 left out: the run is running, not completed" in " ".join(done.err.split())
+    assert done.code == 2 and "1 left out: the run is running, not completed" in " ".join(
+        done.err.split()
+    )

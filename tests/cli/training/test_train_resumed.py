@@ -43,7 +43,13 @@ main(sys.argv[1:])
 def chats(tmp_path: Path) -> Path:
     path = tmp_path / "chats.jsonl"
     rows = [
-        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}"}]} for n in range(6)
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": f"{n}"},
+            ]
+        }
+        for n in range(6)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -53,14 +59,28 @@ def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_fine_tuning_is_killed_resumed_prolonged_and_then_done(hrm: Command, chats: Path, tmp_path: Path) -> None:
+def test_a_fine_tuning_is_killed_resumed_prolonged_and_then_done(
+    hrm: Command, chats: Path, tmp_path: Path
+) -> None:
     def train(folder: str, steps: int, *more: str) -> list[str]:
-        return ["train", "sft", str(chats), "--steps", str(steps), *QUICK, "--out", str(tmp_path / folder), *more]
+        return [
+            "train",
+            "sft",
+            str(chats),
+            "--steps",
+            str(steps),
+            *QUICK,
+            "--out",
+            str(tmp_path / folder),
+            *more,
+        ]
 
     assert hrm(*train("whole", 5)).code == 0
     words = train("run", 4, "--checkpoint-every", "2")
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, *words], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", KILLED, *words],
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == -signal.SIGKILL
     run = tmp_path / "run"
@@ -89,7 +109,11 @@ def test_a_run_whose_rates_would_be_others_is_refused_and_its_configuration_left
     assert hrm(*words, "--steps", "2").code == 0
     before = (tmp_path / "run" / "config.toml").read_bytes()
     refused = hrm(*words, "--steps", "9")
-    assert refused.code == 2 and "learning rate of step 0" in refused.err and "--cooldown 0" in refused.err
+    assert (
+        refused.code == 2
+        and "learning rate of step 0" in refused.err
+        and "--cooldown 0" in refused.err
+    )
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
@@ -101,7 +125,13 @@ def test_without_a_file_nothing_is_begun(hrm: Command, tmp_path: Path, named: li
 
 
 RL = GrpoConfig.of(
-    algorithm="grpo", steps=4, prompts_per_step=1, group_size=2, cooldown=0.5, checkpoint_every=4, max_tokens=16
+    algorithm="grpo",
+    steps=4,
+    prompts_per_step=1,
+    group_size=2,
+    cooldown=0.5,
+    checkpoint_every=4,
+    max_tokens=16,
 )
 """The rate falls in the second half of the steps."""
 
@@ -121,13 +151,16 @@ def taken_until(step: int, config: GrpoConfig, folder: Path) -> None:
         asyncio.run(train(config, folder, on_step=end))
 
 
-def test_rollouts_after_the_newest_checkpoint_count_where_a_run_is_prolonged(hrm: Command, tmp_path: Path) -> None:
+def test_rollouts_after_the_newest_checkpoint_count_where_a_run_is_prolonged(
+    hrm: Command, tmp_path: Path
+) -> None:
     """They were sampled from weights that the old rates made, and are not sampled again."""
     folder = tmp_path / "run"
     begun, longer = (fit(RL.model_copy(update={"steps": steps})) for steps in (8, 16))
     config = save_config(begun, "train rl", folder)
     before = config.read_bytes()
-    taken_until(6, begun, folder)  # steps 4 and 5 were taken at lower rates, and no checkpoint is after them
+    # steps 4 and 5 were taken at lower rates, and no checkpoint is after them
+    taken_until(6, begun, folder)
     refused = hrm("train", "rl", "--config", str(config), "--steps", "16", "--out", str(folder))
     assert refused.code == 2 and "learning rate of step 4" in refused.err
     assert config.read_bytes() == before
@@ -167,12 +200,26 @@ def test_a_second_start_on_a_run_under_way_leaves_its_configuration(
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
-def test_a_run_with_the_defaults_is_prolonged_and_says_what_its_objective_is(hrm: Command, tmp_path: Path) -> None:
-    small = ("--prompts-per-step", "2", "--group-size", "2", "--max-tokens", "32", "--objective", "gspo")
+def test_a_run_with_the_defaults_is_prolonged_and_says_what_its_objective_is(
+    hrm: Command, tmp_path: Path
+) -> None:
+    small = (
+        "--prompts-per-step",
+        "2",
+        "--group-size",
+        "2",
+        "--max-tokens",
+        "32",
+        "--objective",
+        "gspo",
+    )
     words = ["train", "rl", *small, "--out", str(tmp_path / "run")]
     begun = hrm(*words, "--steps", "1")
     assert begun.code == 0, begun.err
-    assert begun.err.count("objective = gspo has the gradient of clipped with aggregation = sequence") == 1
+    assert (
+        begun.err.count("objective = gspo has the gradient of clipped with aggregation = sequence")
+        == 1
+    )
     kept = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert "clip_low = 0.0003" in kept and 'aggregation = "sequence"' in kept
     prolonged = hrm(*words, "--steps", "2")

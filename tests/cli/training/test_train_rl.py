@@ -1,4 +1,6 @@
-"""`hrm-agent train rl`: options that are refused, and reports of steps and runs that learnt nothing."""
+"""`hrm-agent train rl`: options that are refused, and reports of steps and runs that learnt
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}))
     data = ("chats.jsonl",) if kind == "sft" else ()
     failed = hrm("train", kind, *data, "--policy", policy, "--steps", "1", "--out", "run")
-    assert failed.code == 2 and said in failed.err and "openai:gpt" not in failed.err.replace(policy, "")
+    assert (
+        failed.code == 2
+        and said in failed.err
+        and "openai:gpt" not in failed.err.replace(policy, "")
+    )
     assert kind == "sft" or not Path("run").exists(), "a right name can be tried next"
 
 
@@ -54,12 +60,24 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--clip-low", "0.1"), "clip_low has no effect here: each batch is trained on once"),
         (("--clip-high", "0.3"), "clip_high has no effect here"),
         (("--algorithm", "grpo", "--oversampling", "4"), "oversampling has no effect here"),
-        (("--algorithm", "grpo", "--selection", "lowest"), "only grpo-roc selects by it, and the algorithm is grpo"),
+        (
+            ("--algorithm", "grpo", "--selection", "lowest"),
+            "only grpo-roc selects by it, and the algorithm is grpo",
+        ),
         (("--algorithm", "grpo-random", "--penalty-eps", "0.1"), "penalty_eps has no effect here"),
-        (("--algorithm", "grpo-roc-random", "--penalties", "by_role"), "penalties has no effect here"),
-        (("--algorithm", "grpo", "--penalties", "by_role"), "only grpo-roc selects by it, and the algorithm is grpo"),
+        (
+            ("--algorithm", "grpo-roc-random", "--penalties", "by_role"),
+            "penalties has no effect here",
+        ),
+        (
+            ("--algorithm", "grpo", "--penalties", "by_role"),
+            "only grpo-roc selects by it, and the algorithm is grpo",
+        ),
         (("--lora-alpha", "8"), "lora_alpha has no effect here: there is no adapter"),
-        (("--min-positives", "5"), "min_positives = 5 is more than half of group_size = 8. At most 4."),
+        (
+            ("--min-positives", "5"),
+            "min_positives = 5 is more than half of group_size = 8. At most 4.",
+        ),
         (("--min-negatives", "-1"), "greater than or equal to 0"),
         (("--penalty-eps", "0"), "greater than 0"),
         (("--advantage-eps", "0"), "greater than 0"),
@@ -67,21 +85,36 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--min-group", "0"), "greater than 0"),
         (("--min-group", "1.5"), "less than or equal to 1"),
         (("--dual-clip", "0.5"), "greater than 1"),
-        (("--dual-clip", "3", "--objective", "gspo"), "dual_clip has no effect here: the objective is gspo"),
+        (
+            ("--dual-clip", "3", "--objective", "gspo"),
+            "dual_clip has no effect here: the objective is gspo",
+        ),
         (("--correction", "token", "--old-logprobs", "engine"), "correction has no effect here"),
-        (("--correction-cap", "3"), "correction_cap has no effect here: nothing is corrected without correction"),
-        (("--patience", "3"), "patience has no effect here: nothing is evaluated without eval_every"),
+        (
+            ("--correction-cap", "3"),
+            "correction_cap has no effect here: nothing is corrected without correction",
+        ),
+        (
+            ("--patience", "3"),
+            "patience has no effect here: nothing is evaluated without eval_every",
+        ),
     ],
     ids=" ".join,
 )
-def test_keys_that_would_do_nothing_or_harm_are_refused(flags: tuple[str, ...], said: str, hrm: Command) -> None:
+def test_keys_that_would_do_nothing_or_harm_are_refused(
+    flags: tuple[str, ...], said: str, hrm: Command
+) -> None:
     failed = hrm("train", "rl", *flags, "--dry-run")
     assert failed.code == 2 and said in failed.err
 
 
 @pytest.mark.parametrize(
     ("algorithm", "unused"),
-    [("grpo-roc", {"clip_low": 0.3}), ("grpo", {"oversampling": 4}), ("grpo-random", {"selection": "lowest"})],
+    [
+        ("grpo-roc", {"clip_low": 0.3}),
+        ("grpo", {"oversampling": 4}),
+        ("grpo-random", {"selection": "lowest"}),
+    ],
 )
 def test_a_key_that_never_acted_does_not_keep_an_earlier_run_from_going_on(
     algorithm: str, unused: dict[str, object], tmp_path: Path
@@ -114,11 +147,23 @@ def test_a_run_of_values_that_an_earlier_version_took_goes_on(taken: dict[str, o
         build_config(GrpoConfig, values, "from the flags")
 
 
-def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_next(hrm: Command) -> None:
+def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_next(
+    hrm: Command,
+) -> None:
     failed = hrm("train", "rl", *SMALL, "--lora-rank", "2", "--lora-targets", "query")
     assert failed.code == 2 and "takes no adapter on query" in failed.err and "q_proj" in failed.err
     assert not Path("run", "config.toml").exists()
-    done = hrm("train", "rl", *SMALL, "--lora-rank", "2", "--lora-targets", "q_proj", "--lora-targets", "v_proj")
+    done = hrm(
+        "train",
+        "rl",
+        *SMALL,
+        "--lora-rank",
+        "2",
+        "--lora-targets",
+        "q_proj",
+        "--lora-targets",
+        "v_proj",
+    )
     assert done.code == 0, done.err
     assert json.loads(Path("run/model/adapter_config.json").read_text())["r"] == 2
 
@@ -127,8 +172,14 @@ def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_nex
     ("flags", "said"),
     [
         (("--graph", "nosuch"), "There is no graph 'nosuch'"),
-        (("--lora-rank", "2", "--lora-roles", "plan"), "'plan', and the graph tool_loop has no such node"),
-        (("--frozen-roles", "critic"), "frozen_roles names 'critic', and the graph tool_loop has no such node"),
+        (
+            ("--lora-rank", "2", "--lora-roles", "plan"),
+            "'plan', and the graph tool_loop has no such node",
+        ),
+        (
+            ("--frozen-roles", "critic"),
+            "frozen_roles names 'critic', and the graph tool_loop has no such node",
+        ),
     ],
 )
 def test_a_graph_or_a_role_that_there_is_not_leaves_no_run_behind(
@@ -140,9 +191,34 @@ def test_a_graph_or_a_role_that_there_is_not_leaves_no_run_behind(
 
 
 def test_keys_that_act_are_taken(hrm: Command) -> None:
-    flags = ("--min-positives", "4", "--min-negatives", "0", "--penalty-eps", "0.1", "--adam-beta2", "0.99")
-    assert hrm("train", "rl", *flags, "--min-group", "1", "--penalties", "by_role", "--dry-run").code == 0
-    assert hrm("train", "rl", "--algorithm", "grpo", "--clip-low", "0.2", "--oversampling", "2", "--dry-run").code == 0
+    flags = (
+        "--min-positives",
+        "4",
+        "--min-negatives",
+        "0",
+        "--penalty-eps",
+        "0.1",
+        "--adam-beta2",
+        "0.99",
+    )
+    assert (
+        hrm("train", "rl", *flags, "--min-group", "1", "--penalties", "by_role", "--dry-run").code
+        == 0
+    )
+    assert (
+        hrm(
+            "train",
+            "rl",
+            "--algorithm",
+            "grpo",
+            "--clip-low",
+            "0.2",
+            "--oversampling",
+            "2",
+            "--dry-run",
+        ).code
+        == 0
+    )
 
 
 def test_a_run_whose_answers_are_all_wrong_says_that_it_learnt_nothing(hrm: Command) -> None:
@@ -150,18 +226,24 @@ def test_a_run_whose_answers_are_all_wrong_says_that_it_learnt_nothing(hrm: Comm
     done = hrm("train", "rl", "--tasks", "jsonl:wrong.jsonl", *SMALL)
     assert done.code == 0 and "nan" not in done.out + done.err
     assert "skipped: nothing to train: 1 of 1 groups have equal rewards" in done.err
-    assert "Nothing was learnt in 2 steps: 2 of 2 groups have equal rewards. Almost no answer was right" in done.err
+    assert (
+        "Nothing was learnt in 2 steps: 2 of 2 groups have equal rewards. Almost no answer was"
+        " right" in done.err
+    )
     assert "The run has 2 steps, 0 with an update" in done.out
     again = hrm("train", "rl", "--tasks", "jsonl:wrong.jsonl", *SMALL, "--json")
-    assert again.json["optimizer_steps"] == 0 and "Nothing was learnt" in again.json["nothing_learnt"]
+    assert (
+        again.json["optimizer_steps"] == 0 and "Nothing was learnt" in again.json["nothing_learnt"]
+    )
     rows = read_metrics(Path("run/metrics.jsonl"))
     assert [row["step"] for row in rows] == [0, 1] and all(row["loss"] is None for row in rows)
 
 
 def test_what_is_not_on_record_is_not_given_as_a_cause() -> None:
     earlier = {"step": 0, "rollout/correct": 1.0, "select/groups_rejected": 1.0, "stepped": 0.0}
-    assert why_nothing_was_learnt([earlier]) == (
-        "Nothing was learnt in 1 step. An earlier version took them, which did not record why."
+    assert (
+        why_nothing_was_learnt([earlier])
+        == "Nothing was learnt in 1 step. An earlier version took them, which did not record why."
     )
     assert why_nothing_was_learnt([]) is None
     assert why_nothing_was_learnt([{**earlier, "stepped": 1.0}]) is None
@@ -170,7 +252,10 @@ def test_what_is_not_on_record_is_not_given_as_a_cause() -> None:
 def test_greedy_rollouts_are_named_as_the_cause(hrm: Command) -> None:
     done = hrm("train", "rl", *SMALL, "--context", "temperature=0.0")
     assert done.code == 0
-    assert "Nothing was learnt in 2 steps: 2 of 2 groups have no call that can be trained on" in done.err
+    assert (
+        "Nothing was learnt in 2 steps: 2 of 2 groups have no call that can be trained on"
+        in done.err
+    )
     rows = read_metrics(Path("run/metrics.jsonl"))
     assert all(row["select/greedy_calls"] >= 4 and "greedy calls" in row["skipped"] for row in rows)
 
@@ -188,11 +273,15 @@ def test_several_processes_are_refused_and_the_first_one_says_so(
             done = hrm(*command)
             assert done.code == code and done.out == ""
             said += done.err.splitlines()
-    assert len(said) == 2 and all("runs in one process, and 2 were started" in line for line in said)
+    assert len(said) == 2 and all(
+        "runs in one process, and 2 were started" in line for line in said
+    )
     assert not Path("run").exists()
 
 
-def test_a_rank_that_is_left_in_the_environment_is_not_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_left_in_the_environment_is_not_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RANK", "1")
     assert is_first_process()
     require_one_process()
@@ -202,7 +291,15 @@ def test_a_rank_that_is_left_in_the_environment_is_not_another_process(monkeypat
 
 @pytest.mark.slow
 def test_torchrun_without_a_way_to_share_the_training_is_refused_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hrm_agent.cli.main"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "hrm_agent.cli.main",
+    ]
     with subprocess.Popen(
         [*command, "train", "rl", *SMALL],
         cwd=tmp_path,

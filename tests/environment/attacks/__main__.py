@@ -30,7 +30,9 @@ WAYS = ("process", "http", "ray")
 
 @asynccontextmanager
 async def opened(over: str, slots: int, isolation: Isolation) -> AsyncGenerator[Environment]:
-    """An environment of this machine: in this process, behind a server, on a cluster of one node."""
+    """An environment of this machine: in this process, behind a server,
+    on a cluster of one node.
+    """
     if over == "ray":
         environment = RayEnvironment(slots=slots, isolation=isolation)
         yield environment
@@ -48,7 +50,9 @@ async def opened(over: str, slots: int, isolation: Isolation) -> AsyncGenerator[
     await local.close()
 
 
-async def run(snippets: list[Snippet], over: str, slots: int, late: float, isolation: Isolation) -> int:
+async def run(
+    snippets: list[Snippet], over: str, slots: int, late: float, isolation: Isolation
+) -> int:
     """Exit code: 1 if one was not contained."""
     failed, counts, began = 0, Counter[str](), time.monotonic()
     async with _entered(Host()) as host, opened(over, slots, isolation) as environment:
@@ -62,12 +66,18 @@ async def run(snippets: list[Snippet], over: str, slots: int, late: float, isola
             counts.update(str(result.status) for result in trial.results)
             failed += bool(trial.complaints)
             verdict = "OPEN" if trial.complaints else "held"
-            print(f"{verdict}  {snippet.name:38} {time.monotonic() - start:6.2f} s  {statuses}", flush=True)
+            print(
+                f"{verdict}  {snippet.name:38} {time.monotonic() - start:6.2f} s  {statuses}",
+                flush=True,
+            )
             for complaint in trial.complaints:
                 print(f"        {complaint}", flush=True)
             if trial.complaints:
                 host.settle()  # told once; each attack would wait for it to go away
-    print(f"{len(snippets) - failed} of {len(snippets)} held in {time.monotonic() - began:.0f} s; {dict(counts)}")
+    print(
+        f"{len(snippets) - failed} of {len(snippets)} held in {time.monotonic() - began:.0f} s;"
+        f" {dict(counts)}"
+    )
     return 1 if failed else 0
 
 
@@ -78,22 +88,38 @@ async def _entered(host: Host) -> AsyncGenerator[Host]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.environment.attacks", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=CORPUS, help="of .py files; default: our own corpus")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.environment.attacks", description=__doc__
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=CORPUS, help="of .py files; default: our own corpus"
+    )
     parser.add_argument("--only", default="", help="attacks with this in their name")
     parser.add_argument("--part", default="1/1", help="K/N: each Nth attack, from the Kth on [1/1]")
-    parser.add_argument("--over", choices=WAYS, default="process", help="how the environment is reached [process]")
+    parser.add_argument(
+        "--over", choices=WAYS, default="process", help="how the environment is reached [process]"
+    )
     parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--late", type=float, default=5.0, help="seconds that a call may go on after its time [5]")
-    parser.add_argument("--isolation", type=Isolation, default=DEFAULT_ISOLATION, help="least level [L2]")
+    parser.add_argument(
+        "--late", type=float, default=5.0, help="seconds that a call may go on after its time [5]"
+    )
+    parser.add_argument(
+        "--isolation", type=Isolation, default=DEFAULT_ISOLATION, help="least level [L2]"
+    )
     arguments = parser.parse_args()
-    snippets = [snippet for snippet in read_folder(arguments.folder.resolve()) if arguments.only in snippet.name]
+    snippets = [
+        snippet
+        for snippet in read_folder(arguments.folder.resolve())
+        if arguments.only in snippet.name
+    ]
     number, _, parts = arguments.part.partition("/")
     snippets = snippets[int(number) - 1 :: int(parts)]
     if not snippets:
         print(f"No attack in {arguments.folder}.", file=sys.stderr)
         return 2
-    return asyncio.run(run(snippets, arguments.over, arguments.slots, arguments.late, arguments.isolation))
+    return asyncio.run(
+        run(snippets, arguments.over, arguments.slots, arguments.late, arguments.isolation)
+    )
 
 
 if __name__ == "__main__":

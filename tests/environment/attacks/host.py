@@ -1,8 +1,10 @@
-"""The machine as an attack might want it: secrets, open ports, processes to kill. And whether it is as it was.
+"""The machine as an attack might want it: secrets, open ports, processes to kill. And whether it is
+as it was.
 
-While a `Host` is entered, this process has a secret in its environment, a home folder with a key in it, a working
-folder of its own, sockets that listen on loopback, and a child whose command line is secret. `complaints` says what has
-changed since `settle`: processes, files, descriptors, a connection that came in.
+While a `Host` is entered, this process has a secret in its environment, a home folder with a key in
+it, a working folder of its own, sockets that listen on loopback, and a child whose command line is
+secret. `complaints` says what has changed since `settle`: processes, files, descriptors, a
+connection that came in.
 """
 
 from __future__ import annotations
@@ -36,7 +38,19 @@ __all__ = [
 ]
 
 PROJECT = Path(__file__).resolve().parents[3]
-SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/home", "/root", "/var")
+SHARED_FOLDERS = (
+    "/tmp",
+    "/var/tmp",
+    "/dev/shm",
+    "/",
+    "/usr",
+    "/usr/lib",
+    "/usr/bin",
+    "/etc",
+    "/home",
+    "/root",
+    "/var",
+)
 SHARED_MEMORY_KEY = 0x48524D
 PATIENCE_SECONDS = 60.0
 """For what was killed to be gone, and for a slot that was given up to be replaced."""
@@ -80,7 +94,9 @@ def descendants(pid: int) -> set[int]:
 
 
 def orphans() -> set[int]:
-    """Processes of a process-id namespace that is not ours, whose parent is the first process of the machine."""
+    """Processes of a process-id namespace that is not ours, whose parent is the first process of
+    the machine.
+    """
     ours = Path("/proc/self/ns/pid").readlink()
     found = set[int]()
     for each in _processes():
@@ -120,8 +136,11 @@ class Host:
         self._orphans = set[int]()
 
     def __enter__(self) -> Self:
-        # Not below a test's tmp_path: this must be where snippets could guess it, in the host's own /tmp.
-        self.scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hrm-attacks-")))
+        # Not below a test's tmp_path: this must be where snippets could guess it, in the host's own
+        # /tmp.
+        self.scratch = Path(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hrm-attacks-"))
+        )
         self.scratch.chmod(0o777)
         for folder in ("home/.ssh", "work"):
             (self.scratch / folder).mkdir(parents=True, mode=0o777)
@@ -137,11 +156,19 @@ class Host:
         self._stack.callback(self.victim.kill)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._stack.close()
 
     def _variables(self) -> None:
-        before, folder = {name: os.environ.get(name) for name in ("HOME", "HRM_ATTACK_SECRET")}, Path.cwd()
+        before, folder = (
+            {name: os.environ.get(name) for name in ("HOME", "HRM_ATTACK_SECRET")},
+            Path.cwd(),
+        )
 
         def restore() -> None:
             os.chdir(folder)
@@ -190,7 +217,9 @@ class Host:
         }
 
     def settle(self) -> None:
-        """What there is now is what there is to be after each attack: call it once the environment is warm."""
+        """What there is now is what there is to be after each attack: call it once the environment
+        is warm.
+        """
         self._files = dict(self._snapshot())
         self._processes = len(descendants(os.getpid()))
         self._descriptors = open_descriptors()
@@ -214,7 +243,11 @@ class Host:
             found.append(f"{descriptors} open descriptors, not {self._descriptors}")
         if not is_running(self.victim.pid) or _stat_fields(self.victim.pid)[0] == "T":
             found.append("a process of the host was killed or stopped")
-        found += [f"a connection to {name}" for name, listener in self._listeners.items() if _heard(listener)]
+        found += [
+            f"a connection to {name}"
+            for name, listener in self._listeners.items()
+            if _heard(listener)
+        ]
         found += [f"changed: {path}" for path in self._changed()]
         if _shared_memory_exists():
             found.append("shared memory was left behind")
@@ -222,7 +255,11 @@ class Host:
 
     def _changed(self) -> set[str]:
         files = dict(self._snapshot())
-        changed = {path for path in files.keys() | self._files.keys() if files.get(path) != self._files.get(path)}
+        changed = {
+            path
+            for path in files.keys() | self._files.keys()
+            if files.get(path) != self._files.get(path)
+        }
         for folder in map(Path, SHARED_FOLDERS):
             with suppress(OSError):
                 changed.update(map(str, folder.glob(f"{self.mark}*")))
@@ -233,7 +270,16 @@ class Host:
             for path in (Path(folder), *(Path(folder) / name for name in names)):
                 what = path.lstat()
                 content = path.read_bytes() if stat.S_ISREG(what.st_mode) else b""
-                yield str(path), (what.st_mode, what.st_uid, what.st_nlink, what.st_mtime_ns, content)
+                yield (
+                    str(path),
+                    (
+                        what.st_mode,
+                        what.st_uid,
+                        what.st_nlink,
+                        what.st_mtime_ns,
+                        content,
+                    ),
+                )
 
 
 def _compiled(source: Path) -> bytes:
@@ -250,7 +296,9 @@ def _names(pids: set[int]) -> str:
     lines = list[str]()
     for pid in sorted(pids):
         with suppress(OSError, IndexError):  # gone in the meantime
-            lines.append(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()} {_stat_fields(pid)[0]}")
+            lines.append(
+                f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()} {_stat_fields(pid)[0]}"
+            )
     return ", ".join(lines)
 
 

@@ -19,11 +19,12 @@ The comments at the head of a file, and after each `# %%`, which begins another 
     # differs: yes            the copies' stdout must not be the same
     # heavy: yes              takes its time: too much for a long run of mixed calls
 
-Time limits are wide where no time-out is among the outcomes: how fast the machine is makes no difference. Where one is,
-an attack that only the limit of its CPU time is to stop has a wide limit by the clock.
+Time limits are wide where no time-out is among the outcomes: how fast the machine is makes no
+difference. Where one is, an attack that only the limit of its CPU time is to stop has a wide limit
+by the clock.
 
-`@WORD@` in the code is replaced by what `Host.words` knows: paths, ports and process ids of the host; `@NUL@` and
-`@SURROGATE@` by characters that a file cannot hold.
+`@WORD@` in the code is replaced by what `Host.words` knows: paths, ports and process ids of the
+host; `@NUL@` and `@SURROGATE@` by characters that a file cannot hold.
 """
 
 from __future__ import annotations

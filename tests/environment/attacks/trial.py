@@ -1,4 +1,6 @@
-"""Runs one attack against an environment, and judges it: its outcomes, the host afterwards, the next healthy calls."""
+"""Runs one attack against an environment, and judges it: its outcomes, the host afterwards, the
+next healthy calls.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ from tests.support.environment.contract import gauge
 __all__ = ["LATE_SECONDS", "Trial", "health", "judge", "try_attack", "warm_up"]
 
 LATE_SECONDS = 60.0
-"""How late a call may end: only one that nobody ends is later, however slow and loaded the machine is."""
+"""How late a call may end: only one that nobody ends is later, however slow and loaded the machine
+is.
+"""
 SOON_SECONDS = 2.0
-"""Where the wall clock is over before, a slow machine may not have begun the call: then it is run once more."""
+"""Where the wall clock is over before, a slow machine may not have begun the call: then it is run
+once more.
+"""
 NOTE_BYTES = 400
 """Of what is put between the head and the tail of what was cut, or below it."""
 HEALTHY = "import os, time\ntime.sleep({})\nprint(40 + 2)\nsorted(os.listdir('/tmp'))"
@@ -47,10 +53,14 @@ async def try_attack(
         await asyncio.sleep(call.wait)
         session = f"{call.session} of {number}" if call.session is not None else None
         one = environment.execute
-        copies = [one(call.filled(words), session=session, limits=call.limits) for _ in range(call.copies)]
+        copies = [
+            one(call.filled(words), session=session, limits=call.limits) for _ in range(call.copies)
+        ]
         results = await asyncio.gather(*copies)
         trial.results += results
-        found = [complaint for result in results for complaint in judge(call, result, host, words, late)]
+        found = [
+            complaint for result in results for complaint in judge(call, result, host, words, late)
+        ]
         if call.differs and len({result.stdout for result in results}) < len(results):
             found.append("the copies are the same")
         trial.complaints += [f"call {i + 1}: {complaint}" for complaint in dict.fromkeys(found)]
@@ -64,19 +74,35 @@ async def try_attack(
 
 
 def judge(
-    call: Call, result: ExecutionResult, host: Host, words: Mapping[str, str], late: float = LATE_SECONDS
+    call: Call,
+    result: ExecutionResult,
+    host: Host,
+    words: Mapping[str, str],
+    late: float = LATE_SECONDS,
 ) -> list[str]:
-    """What is wrong with an outcome: with what the attack was to come to, and with what holds for every outcome."""
+    """What is wrong with an outcome: with what the attack was to come to, and with what holds for
+    every outcome.
+    """
     value = result.value or ""
     text = f"{result.stdout}\n{result.stderr}\nvalue={value}"
-    found = [f"{line.strip()[:200]}" for line in f"{result.stdout}\n{value}".splitlines() if "BREACH" in line][:5]
+    found = [
+        f"{line.strip()[:200]}"
+        for line in f"{result.stdout}\n{value}".splitlines()
+        if "BREACH" in line
+    ][:5]
     if result.status not in call.outcomes:
-        found.append(f"{result.status}, not {'/'.join(sorted(call.outcomes))}: {result.stderr[-300:]}")
+        found.append(
+            f"{result.status}, not {'/'.join(sorted(call.outcomes))}: {result.stderr[-300:]}"
+        )
     if host.secret in f"{text}{result.value_json}":
         found.append("a secret of the host was read")
     if str(PROJECT) in result.stderr:
         found.append("a path of the host in a traceback")
-    found += [f"does not show {regex}: {text[-300:]!r}" for regex in call.shows if not re.search(regex, text)]
+    found += [
+        f"does not show {regex}: {text[-300:]!r}"
+        for regex in call.shows
+        if not re.search(regex, text)
+    ]
     found += [f"shows {regex}: {text[-300:]!r}" for regex in call.never if re.search(regex, text)]
     if call.peak and not 1 <= result.peak_memory_bytes / 2**20 <= call.peak:
         found.append(f"is said to have held {result.peak_memory_bytes} bytes")
@@ -89,7 +115,10 @@ def judge(
 
 def _wrong_always(limits: Limits, result: ExecutionResult, late: float) -> list[str]:
     found = list[str]()
-    if result.status is not ToolStatus.INFRASTRUCTURE and result.duration_seconds > limits.wall_seconds + late:
+    if (
+        result.status is not ToolStatus.INFRASTRUCTURE
+        and result.duration_seconds > limits.wall_seconds + late
+    ):
         found.append(f"took {result.duration_seconds:.2f} s of {limits.wall_seconds}")
     for name in ("stdout", "stderr", "value", "value_json"):
         text: str = getattr(result, name) or ""
@@ -98,7 +127,8 @@ def _wrong_always(limits: Limits, result: ExecutionResult, late: float) -> list[
         except UnicodeEncodeError:
             found.append(f"{name} is no text")
             continue
-        if size > 3 * limits.output_bytes + NOTE_BYTES:  # one byte that is no text becomes a character of three
+        # one byte that is no text becomes a character of three
+        if size > 3 * limits.output_bytes + NOTE_BYTES:
             found.append(f"{name} has {size} bytes")
     if result.value_json is not None:
         try:
@@ -111,7 +141,9 @@ def _wrong_always(limits: Limits, result: ExecutionResult, late: float) -> list[
 async def health(environment: Environment, slots: int, seconds: float = 0.02) -> list[str]:
     """What is wrong with healthy calls: one on every slot at once, and one in a session."""
     code, limits, session = HEALTHY.format(seconds), Limits(200, 200), f"healthy {next(_numbers)}"
-    results = await asyncio.gather(*(environment.execute(code, limits=limits) for _ in range(slots)))
+    results = await asyncio.gather(
+        *(environment.execute(code, limits=limits) for _ in range(slots))
+    )
     results.append(await environment.execute(code, session=session, limits=limits))
     await environment.end_session(session)
     return [
@@ -125,7 +157,9 @@ async def warm_up(environment: Environment, host: Host, slots: int) -> None:
     """Start everything that is started on demand, then take the host as it is."""
     imports = "try: import numpy, sympy\nexcept ImportError: pass\n" + HEALTHY.format(0.2)
     for code in (HEALTHY.format(0.2), imports):
-        await asyncio.gather(*(environment.execute(code, limits=Limits(200, 200)) for _ in range(slots)))
+        await asyncio.gather(
+            *(environment.execute(code, limits=Limits(200, 200)) for _ in range(slots))
+        )
         await environment.execute(code, session="warm", limits=Limits(200, 200))
         await environment.end_session("warm")
     large = HEALTHY.format(0) + f"\n{'#' * 300_000}"  # Ray opens connections for these

@@ -46,11 +46,15 @@ os.wait()
 os.close(lives)
 os.read(ended, 1)
 """
-"""A grandchild that nobody waits for burns CPU time; the call ends when the grandchild has closed the pipe."""
+"""A grandchild that nobody waits for burns CPU time; the call ends when the grandchild has closed
+the pipe.
+"""
 
 
 @pytest.fixture(params=["compiled", "python"])
-def environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEnvironment]:
+def environment(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalEnvironment]:
     if request.param == "python":
         monkeypatch.setenv(PURE, "1")
     environment = LocalEnvironment(slots=2, isolation=Isolation.L3)
@@ -78,22 +82,29 @@ async def test_a_tree_that_holds_too_much_is_out_of_memory(environment: LocalEnv
 
 
 @needs_cgroup
-async def test_what_is_written_to_the_working_folder_counts_and_is_given_back(environment: LocalEnvironment) -> None:
+async def test_what_is_written_to_the_working_folder_counts_and_is_given_back(
+    environment: LocalEnvironment,
+) -> None:
     limits = Limits(300, 300, memory_bytes=48 * MIB)
     write = "for i in range({}): open(str(i), 'wb').write(bytes(1 << 20))"
     for _ in range(3):
         assert (await environment.execute(write.format(30), limits=limits)).status is ToolStatus.OK
-    assert (await environment.execute(write.format(60), limits=limits)).status is ToolStatus.OUT_OF_MEMORY
+    assert (
+        await environment.execute(write.format(60), limits=limits)
+    ).status is ToolStatus.OUT_OF_MEMORY
 
 
 @needs_cgroup
 async def test_the_peak_is_the_trees_and_not_the_last_calls(environment: LocalEnvironment) -> None:
     code = (
-        "import os\nfor _ in range(3):\n    if not os.fork():\n        held = b'x' * 50_000_000\n        os._exit(0)\n"
+        "import os\nfor _ in range(3):\n    if not os.fork():\n        held = b'x' * 50_000_000\n  "
+        "      os._exit(0)\n"
     )
     code += "for _ in range(3): os.wait()"
     at_once = "import time\nheld = b'x' * 50_000_000\ntime.sleep(0.2)"
-    assert (await environment.execute(f"{code}\n{at_once}", limits=LONG)).peak_memory_bytes > 50_000_000
+    assert (
+        await environment.execute(f"{code}\n{at_once}", limits=LONG)
+    ).peak_memory_bytes > 50_000_000
     assert (await environment.execute("1", limits=LONG)).peak_memory_bytes < 50_000_000
 
 
@@ -137,7 +148,9 @@ def test_the_kernel_counts_the_processes() -> None:
             os.killpg(pid, 9)
         """
         command = [sys.executable, "-c", textwrap.dedent(code)]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=True
+        )
         assert done.stdout == "4 11\n"
         group = Path(made) / "slot-1" / "call"
         assert told(group, "pids.events", "max") > 0
@@ -148,9 +161,15 @@ def test_the_kernel_counts_the_processes() -> None:
 
 @needs_cgroup
 async def test_an_idle_session_is_frozen_and_goes_on(environment: LocalEnvironment) -> None:
-    assert (await environment.execute(f"x = 3\n{CHAIN}", session="s", limits=LONG)).status is ToolStatus.OK
-    await wait_until(lambda: any(told(group, "cgroup.events", "frozen") for group in groups_of(environment)))
-    (frozen,) = [group for group in groups_of(environment) if told(group, "cgroup.events", "frozen")]
+    assert (
+        await environment.execute(f"x = 3\n{CHAIN}", session="s", limits=LONG)
+    ).status is ToolStatus.OK
+    await wait_until(
+        lambda: any(told(group, "cgroup.events", "frozen") for group in groups_of(environment))
+    )
+    (frozen,) = [
+        group for group in groups_of(environment) if told(group, "cgroup.events", "frozen")
+    ]
     assert len((frozen / "cgroup.procs").read_text().split()) > 1
     before = told(frozen, "cpu.stat", "usage_usec")
     await asyncio.sleep(0.5)
@@ -212,7 +231,9 @@ asyncio.run(main())
 
 @needs_cgroup
 def test_nothing_outlives_a_killed_host_but_folders_which_the_next_one_removes() -> None:
-    with subprocess.Popen([sys.executable, "-c", HOST], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as host:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    ) as host:
         assert host.stdout is not None
         made = Path(host.stdout.readline().strip())
         block_until(lambda: sum(crowded(group) for group in made.glob("slot-*/call")) == 2)
@@ -232,7 +253,9 @@ def test_nothing_outlives_a_killed_host_but_folders_which_the_next_one_removes()
 async def test_a_slot_that_is_given_up_leaves_no_folder() -> None:
     environment = LocalEnvironment(slots=1, isolation=Isolation.L3)
     (first,) = groups_of(environment)
-    assert (await environment.execute("while True: pass", limits=Limits(0.2))).status is ToolStatus.TIMEOUT
+    assert (
+        await environment.execute("while True: pass", limits=Limits(0.2))
+    ).status is ToolStatus.TIMEOUT
     await wait_until(lambda: not first.parent.exists())
     assert (await environment.execute("6 * 7", limits=LONG)).value == "42"
     await environment.close()
@@ -272,7 +295,9 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_that_is_no_cgroup(mounted: Path) -> None:
-    with pytest.raises(HrmError, match=r"is no cgroup of version 2\.\s+L3 needs a cgroup .*systemd-run.*--cgroup"):
+    with pytest.raises(
+        HrmError, match=r"is no cgroup of version 2\.\s+L3 needs a cgroup .*systemd-run.*--cgroup"
+    ):
         LocalEnvironment(slots=1, cgroup=mounted)
     with pytest.raises(HrmError, match="is no cgroup of version 2"):
         LocalEnvironment(slots=1, isolation=Isolation.L3)
@@ -281,28 +306,37 @@ def test_a_folder_that_is_no_cgroup(mounted: Path) -> None:
 def test_a_cgroup_without_controllers(mounted: Path) -> None:
     folder = a_cgroup(mounted / "own", "cpu pids")
     with pytest.raises(
-        OSError, match=re.escape(f"no controller memory: write '+memory +pids' to {mounted}/cgroup.sub")
+        OSError,
+        match=re.escape(f"no controller memory: write '+memory +pids' to {mounted}/cgroup.sub"),
     ):
         cgroup.delegated(str(folder))
 
 
 def test_a_cgroup_that_is_somebody_elses(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = a_cgroup(mounted / "own")
-    monkeypatch.setattr(cgroup.os, "access", lambda path, mode: not str(path).endswith("subtree_control"))
-    with pytest.raises(OSError, match=r"subtree_control may not be written by this user: nobody has delegated it"):
+    monkeypatch.setattr(
+        cgroup.os, "access", lambda path, mode: not str(path).endswith("subtree_control")
+    )
+    with pytest.raises(
+        OSError, match=r"subtree_control may not be written by this user: nobody has delegated it"
+    ):
         cgroup.delegated(str(folder))
 
 
 def test_a_cgroup_with_others_in_it(mounted: Path) -> None:
     folder = a_cgroup(mounted / "own")
     (folder / "cgroup.procs").write_text(f"{os.getpid()}\n1\n")
-    with pytest.raises(OSError, match=r"other processes are in .*own, and it was delegated to nobody"):
+    with pytest.raises(
+        OSError, match=r"other processes are in .*own, and it was delegated to nobody"
+    ):
         cgroup.delegated(str(folder))
     (folder / "cgroup.procs").write_text(f"{os.getpid()}\n")
     assert cgroup.delegated(str(folder)) == str(folder)
 
 
-def test_the_leaf_of_a_host_is_not_what_is_divided(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leaf_of_a_host_is_not_what_is_divided(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = a_cgroup(mounted / "scope")
     monkeypatch.setattr(cgroup, "_own_folder", lambda: str(a_cgroup(folder / "host")))
     assert cgroup.delegated(None) == str(folder)
@@ -310,10 +344,19 @@ def test_the_leaf_of_a_host_is_not_what_is_divided(mounted: Path, monkeypatch: p
 
 def test_only_what_dead_hosts_left_is_removed(tmp_path: Path) -> None:
     alive = f"hrm-{os.getpid()}-{cgroup._start_time('self')}-a"
-    for name in (alive, f"hrm-{os.getpid()}-1-b", "hrm-999999999-5-c/slot-1/call", "hrm-", "hrm-x", "another-1-2-d"):
+    for name in (
+        alive,
+        f"hrm-{os.getpid()}-1-b",
+        "hrm-999999999-5-c/slot-1/call",
+        "hrm-",
+        "hrm-x",
+        "another-1-2-d",
+    ):
         (tmp_path / name).mkdir(parents=True)
     cgroup._remove_stale(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive, "another-1-2-d", "hrm-", "hrm-x"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [alive, "another-1-2-d", "hrm-", "hrm-x"]
+    )
 
 
 def test_figures_of_its_files() -> None:

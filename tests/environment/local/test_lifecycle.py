@@ -1,4 +1,6 @@
-"""Starting, ending, dying and coming back: of the environment, of its fork server and of the process that uses it."""
+"""Starting, ending, dying and coming back: of the environment, of its fork server and of the
+process that uses it.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,12 @@ def test_works_across_event_loops_and_threads() -> None:
     environment.shutdown()
 
 
-async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Servers that watch their loop (`langgraph dev` does) fail a call that blocks it."""
-    monkeypatch.setattr(oom_kills, "RECENT_SECONDS", 0.0)  # no call does without a look at the kernel's count
+    # no call does without a look at the kernel's count
+    monkeypatch.setattr(oom_kills, "RECENT_SECONDS", 0.0)
     environment = LocalEnvironment(slots=2)
     try:
         await environment.execute("1")
@@ -76,7 +81,13 @@ async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(monkeypatch
     finally:
         await environment.close()
     statuses = [outcome.status for outcome in (plain, wrong, long, first, other)]
-    assert statuses == [ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.OK, ToolStatus.OK]
+    assert statuses == [
+        ToolStatus.OK,
+        ToolStatus.ERROR,
+        ToolStatus.TIMEOUT,
+        ToolStatus.OK,
+        ToolStatus.OK,
+    ]
     assert (plain.value, other.value) == ("42", "2")
 
 
@@ -149,7 +160,9 @@ async def test_calls_are_run_again_when_the_fork_server_dies() -> None:
     await until_held(4, known=hit)
     async with Releasing():
         results = [await call for call in calls]
-    assert [(result.value, result.attempt) for result in results] == [(str(i), 2 if i < 4 else 1) for i in range(6)]
+    assert [(result.value, result.attempt) for result in results] == [
+        (str(i), 2 if i < 4 else 1) for i in range(6)
+    ]
     await environment.close()
 
 
@@ -162,7 +175,12 @@ async def test_a_session_call_whose_process_was_lost_is_run_again() -> None:
     os.kill(environment.pid, signal.SIGKILL)
     let_go(await until_held(known=hit))
     result = await call
-    assert (result.status, result.value, result.session, result.attempt) == ("ok", "3", "replayed", 2)
+    assert (result.status, result.value, result.session, result.attempt) == (
+        "ok",
+        "3",
+        "replayed",
+        2,
+    )
     await environment.close()
 
 
@@ -188,7 +206,8 @@ def start_host() -> tuple[subprocess.Popen[bytes], set[int]]:
             await asyncio.gather(*endless)
         asyncio.run(main())
     """
-    # A shell starts what it puts into the background with SIGINT ignored, and a test run may be such a thing.
+    # A shell starts what it puts into the background with SIGINT ignored, and a test run may be
+    # such a thing.
     host = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=PROJECT,
@@ -224,7 +243,8 @@ def test_a_fork_of_the_host_may_not_use_its_environment() -> None:
 def run_as_ordinary_user(code: str) -> list[str]:
     """Lines that `code` prints as user 1000 without privileges, which a user namespace makes of us.
 
-    (Where that is root, the kernel still exempts it from RLIMIT_NPROC: a fork bomb cannot be tried in this way.)
+    (Where that is root, the kernel still exempts it from RLIMIT_NPROC: a fork bomb cannot be tried
+    in this way.)
     """
     outer = """
         import os, sys
@@ -235,7 +255,9 @@ def run_as_ordinary_user(code: str) -> list[str]:
         os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
     """
     command = [sys.executable, "-c", textwrap.dedent(outer), textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -393,7 +415,9 @@ def test_what_is_less_than_asked_for_is_refused() -> None:
     """
     (line,) = run_as_ordinary_user(code)
     assert re.fullmatch(
-        r"HrmError .*cannot be isolated.*unshare: Operation not permitted.*doctor.*--isolation L1.*", line
+        r"HrmError .*cannot be isolated.*unshare: Operation not permitted.*doctor.*--isolation"
+        r" L1.*",
+        line,
     )
 
 

@@ -30,7 +30,9 @@ async def environment() -> AsyncIterator[LocalEnvironment]:
 
 def waiting(environment: LocalEnvironment) -> int:
     """The process id of the child that waits."""
-    return block_until(lambda: next((pid for pid in at_depth(SLOT, environment.pid) if _sleeps(pid)), 0))
+    return block_until(
+        lambda: next((pid for pid in at_depth(SLOT, environment.pid) if _sleeps(pid)), 0)
+    )
 
 
 def _sleeps(pid: int) -> bool:
@@ -82,6 +84,8 @@ async def test_the_limits_are_those_of_the_call(environment: LocalEnvironment) -
     for mebibytes in (256, 300):
         waiting(environment)
         limits = Limits(memory_bytes=mebibytes << 20)
-        result = await environment.execute("import resource\nresource.getrlimit(resource.RLIMIT_AS)[0]", limits=limits)
+        result = await environment.execute(
+            "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0]", limits=limits
+        )
         found.append(int(result.value or 0))
     assert found[1] - found[0] == 44 << 20

@@ -1,4 +1,6 @@
-"""Calls that share variables: what they keep, what ends them, how they are rebuilt, and that they stay apart."""
+"""Calls that share variables: what they keep, what ends them, how they are rebuilt, and that they
+stay apart.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.support.environment.held import HOLD, PATIENCE_SECONDS, until_held
 from tests.support.environment.killing import SLOT, at_depth
 
 
-async def test_variables_and_files_are_kept_and_sessions_are_apart(environment: Environment) -> None:
+async def test_variables_and_files_are_kept_and_sessions_are_apart(
+    environment: Environment,
+) -> None:
     await environment.execute("x = 5\nopen('note', 'w').write('kept')", session="kept")
     again = await environment.execute("x += 1\nprint(open('note').read())\nx", session="kept")
     assert (again.value, again.stdout) == ("6", "kept\n")
@@ -44,12 +48,20 @@ async def test_calls_of_one_session_run_one_after_the_other(environment: Environ
     assert [result.value for result in results] == [str(i + 1) for i in range(10)]
 
 
-async def test_a_timeout_ends_the_process_and_limits_hold_per_call(environment: Environment) -> None:
-    code = "import time\nx, end = 1, time.process_time() + 0.1\nwhile time.process_time() < end: pass"
+async def test_a_timeout_ends_the_process_and_limits_hold_per_call(
+    environment: Environment,
+) -> None:
+    code = (
+        "import time\nx, end = 1, time.process_time() + 0.1\nwhile time.process_time() < end: pass"
+    )
     limits = Limits(wall_seconds=300, cpu_seconds=0.25)
     for _ in range(3):  # 0.3 s together: no limit on the sum
-        assert (await environment.execute(code, session="time", limits=limits)).status is ToolStatus.OK
-    assert (await environment.execute(FOREVER, session="time", limits=limits)).status is ToolStatus.TIMEOUT
+        assert (
+            await environment.execute(code, session="time", limits=limits)
+        ).status is ToolStatus.OK
+    assert (
+        await environment.execute(FOREVER, session="time", limits=limits)
+    ).status is ToolStatus.TIMEOUT
     again = await environment.execute("x", session="time")
     assert (again.value, again.session) == ("1", SessionState.REPLAYED)
 
@@ -61,8 +73,11 @@ async def test_the_wall_clock_is_each_calls_own(environment: Environment) -> Non
 
 
 @pytest.mark.parametrize("end", ["import os\nos._exit(3)", "import os\nos._exit(0)"])
-async def test_after_a_death_the_cells_before_it_are_run_again(environment: Environment, end: str) -> None:
-    for _ in range(5):  # whether the death is heard of before or after the next call is a matter of chance
+async def test_after_a_death_the_cells_before_it_are_run_again(
+    environment: Environment, end: str
+) -> None:
+    # whether the death is heard of before or after the next call is a matter of chance
+    for _ in range(5):
         await environment.execute("x = globals().get('x', 0) + 1", session=end)
         first = await environment.execute("x", session=end)
         await environment.execute(end, session=end)
@@ -105,7 +120,10 @@ async def test_the_cells_that_are_given_count(environment: Environment) -> None:
     assert await run("x", "x = 1") == ("1", SessionState.KEPT)
     assert await run("x", "x = 2", "y = 3") == ("2", SessionState.REPLAYED)
     assert await run("x", "x = 2", "import os\nos._exit(3)") == ("2", SessionState.LOST)
-    assert "NameError" in (await environment.run(Submission("x", session="history", history=()))).stderr
+    assert (
+        "NameError"
+        in (await environment.run(Submission("x", session="history", history=()))).stderr
+    )
 
 
 async def test_a_fork_is_a_copy_apart(environment: Environment) -> None:
@@ -140,16 +158,22 @@ async def test_end_session(environment: Environment) -> None:
 
 
 async def test_no_call_meets_the_processes_of_a_session_that_is_being_ended() -> None:
-    """They hold the slot's files: what they do there, they must not do to somebody else's code and output."""
+    """They hold the slot's files: what they do there, they must not do to somebody else's code and
+    output.
+    """
     environment = LocalEnvironment(slots=1)
-    spy = "import os\nif os.fork() == 0:\n    while True:\n        os.write(1, b'forged') if os.read(4, 65536) else 0"
+    spy = (
+        "import os\nif os.fork() == 0:\n    while True:\n        os.write(1, b'forged') if"
+        " os.read(4, 65536) else 0"
+    )
     await environment.execute(spy, session="ended")
     frozen = set(at_depth(SLOT))
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)  # so the end of the session waits
     try:
         await environment.end_session("ended")
-        async with asyncio.timeout(PATIENCE_SECONDS):  # a call that is given to a frozen slot waits without end
+        # a call that is given to a frozen slot waits without end
+        async with asyncio.timeout(PATIENCE_SECONDS):
             meanwhile = await environment.execute("40 + 2")
     finally:
         for pid in frozen:
@@ -167,7 +191,11 @@ async def test_the_session_idle_longest_makes_room() -> None:
     await environment.execute("x = 1", session="c")
     found = [await environment.execute("x", session=name) for name in ("a", "c", "b")]
     assert [result.value for result in found] == ["1"] * 3
-    assert [result.session for result in found] == [SessionState.KEPT, SessionState.KEPT, SessionState.REPLAYED]
+    assert [result.session for result in found] == [
+        SessionState.KEPT,
+        SessionState.KEPT,
+        SessionState.REPLAYED,
+    ]
     await environment.close()
 
 
@@ -184,10 +212,15 @@ x = 1
 """Once the main thread waits for the next call; not when it is run again, if that is later."""
 
 
-async def test_speaking_out_of_turn_ends_the_session_and_forges_no_outcome(environment: Environment) -> None:
-    """The channel to the slot is within the snippet's reach: it may end its own call early, nothing else."""
+async def test_speaking_out_of_turn_ends_the_session_and_forges_no_outcome(
+    environment: Environment,
+) -> None:
+    """The channel to the slot is within the snippet's reach: it may end its own call early, nothing
+    else.
+    """
     before, seconds, silent, answered = await gauge(environment, "sessions_living"), 0.5, 0.0, False
-    while not answered or time.monotonic() >= silent:  # it may have begun too late to speak, or spoken in its own call
+    # it may have begun too late to speak, or spoken in its own call
+    while not answered or time.monotonic() >= silent:
         await environment.end_session("speaker")
         seconds *= 2
         silent = time.monotonic() + seconds

@@ -17,7 +17,11 @@ from hrm_agent.trajectory import ToolStatus
 
 LIMITS = Limits(cpu_seconds=2.0, output_bytes=64)
 OK, ERROR, TIMEOUT = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT
-DENIED, OUT_OF_MEMORY, OUTPUT_LIMIT = ToolStatus.DENIED, ToolStatus.OUT_OF_MEMORY, ToolStatus.OUTPUT_LIMIT
+DENIED, OUT_OF_MEMORY, OUTPUT_LIMIT = (
+    ToolStatus.DENIED,
+    ToolStatus.OUT_OF_MEMORY,
+    ToolStatus.OUTPUT_LIMIT,
+)
 INFRASTRUCTURE = ToolStatus.INFRASTRUCTURE
 
 
@@ -28,13 +32,17 @@ def files() -> Iterator[SlotFiles]:
     files.close()
 
 
-def status_of(files: SlotFiles, reply: Reply, *, started: bool = True, oom: bool = False) -> ToolStatus:
+def status_of(
+    files: SlotFiles, reply: Reply, *, started: bool = True, oom: bool = False
+) -> ToolStatus:
     return outcome(reply, files, LIMITS, "L2", started=started, oom_killed=lambda: oom).status
 
 
 @pytest.mark.parametrize("core", [0, 0x80])
 @pytest.mark.parametrize("number", range(1, 65))
-def test_whatever_signal_a_process_dies_by_is_an_error_that_names_it(files: SlotFiles, number: int, core: int) -> None:
+def test_whatever_signal_a_process_dies_by_is_an_error_that_names_it(
+    files: SlotFiles, number: int, core: int
+) -> None:
     reply = Reply(1, Ended.EXITED, number | core, cpu_seconds=1.99)
     found = outcome(reply, files, LIMITS, "L2", started=True, oom_killed=lambda: False)
     assert (found.status, found.stderr) == (ERROR, f"Process ended by {signal_name(number)}\n")

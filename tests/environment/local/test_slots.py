@@ -44,11 +44,15 @@ async def is_well(environment: LocalEnvironment) -> bool:
 
 
 def slots_of(environment: LocalEnvironment) -> set[int]:
-    """Process ids of its bare ones: two steps below the process that its fork server was started as."""
+    """Process ids of its bare ones: two steps below the process that its fork server was started
+    as.
+    """
     return set(at_depth(2, environment.pid))
 
 
-def failing(error: BaseException, *, once: bool = True, then: Callable[..., Any]) -> Callable[..., Any]:
+def failing(
+    error: BaseException, *, once: bool = True, then: Callable[..., Any]
+) -> Callable[..., Any]:
     """Raises `error` when it is called first, or whenever it is called."""
     calls: list[int] = []
 
@@ -64,8 +68,10 @@ def failing(error: BaseException, *, once: bool = True, then: Callable[..., Any]
 @pytest.mark.parametrize(
     ("module", "name", "error", "status"),
     [
-        (slot_handle, "outcome", ValueError("35 is not a valid Signals"), ERROR),  # it lies in what the snippet left
-        (slot_handle, "outcome", OSError(5, "Input/output error"), OK),  # of this process: the call is run again
+        # it lies in what the snippet left
+        (slot_handle, "outcome", ValueError("35 is not a valid Signals"), ERROR),
+        # of this process: the call is run again
+        (slot_handle, "outcome", OSError(5, "Input/output error"), OK),
         (slot_handle, "outcome", MemoryError(), OK),
         (slots, "Reply", RuntimeError("nobody knows"), OK),
         (slot_table.SlotTable, "set_idle", RuntimeError("nobody knows"), OK),
@@ -95,7 +101,9 @@ async def test_a_surprise_that_stays_is_the_fault_of_nobody_and_ends_with_its_ca
 ) -> None:
     assert await is_well(environment)
     with monkeypatch.context() as patch:
-        patch.setattr(slots, "Reply", failing(RuntimeError("it stays"), once=False, then=protocol.Reply))
+        patch.setattr(
+            slots, "Reply", failing(RuntimeError("it stays"), once=False, then=protocol.Reply)
+        )
         results = await asyncio.gather(*(environment.execute("1", limits=LONG) for _ in range(4)))
         assert await environment.check_health(60) == ""
     assert {(result.status, result.attempt) for result in results} == {(INFRASTRUCTURE, 2)}
@@ -130,17 +138,22 @@ async def test_a_caller_that_raises_keeps_no_other_from_its_answer(
     assert await is_well(environment)
 
 
-async def test_health_is_the_threads_own_word(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_is_the_threads_own_word(
+    environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await environment.check_health(60) == ""
     with monkeypatch.context() as patch:
-        patch.setattr(Wake, "answer", lambda self: os.eventfd_read(self.descriptor))  # a thread that does not turn
+        # a thread that does not turn
+        patch.setattr(Wake, "answer", lambda self: os.eventfd_read(self.descriptor))
         assert "has not answered" in await environment.check_health(0.01)
     assert await environment.check_health(60) == ""
     await environment.close()
     assert "has not answered" in await environment.check_health(0.01)
 
 
-async def test_the_death_of_one_slot_costs_the_others_nothing(environment: LocalEnvironment) -> None:
+async def test_the_death_of_one_slot_costs_the_others_nothing(
+    environment: LocalEnvironment,
+) -> None:
     await environment.warm_up()
     before = slots_of(environment)
     victim = min(before)
@@ -166,11 +179,15 @@ threading.Timer(0.05, os._exit, (0,)).start()
 """Its session's process ends soon, and leaves what its slot cannot clear away."""
 
 
-@pytest.mark.parametrize("code, status", [(UNCLEAN, ERROR), ("1", INFRASTRUCTURE)], ids=["its own", "the machine's"])
+@pytest.mark.parametrize(
+    "code, status", [(UNCLEAN, ERROR), ("1", INFRASTRUCTURE)], ids=["its own", "the machine's"]
+)
 async def test_a_slot_that_dies_between_two_calls_of_a_session(
     environment: LocalEnvironment, code: str, status: ToolStatus
 ) -> None:
-    """The next call, on its way meanwhile, is lost; the infrastructure is to blame if the code was not."""
+    """The next call, on its way meanwhile, is lost; the infrastructure is to blame if the code was
+    not.
+    """
     workers = environment._workers
     outcomes, ended = list[tuple[ToolStatus, bool]](), threading.Event()
 
@@ -201,9 +218,13 @@ async def test_slots_of_two_environments_are_different_users(environment: LocalE
     ordinary = os.getuid() != 0  # then there is one user for all
 
     def users() -> list[set[int]]:
-        return [{Path(f"/proc/{pid}").stat().st_uid for pid in slots_of(each)} for each in (environment, other)]
+        return [
+            {Path(f"/proc/{pid}").stat().st_uid for pid in slots_of(each)}
+            for each in (environment, other)
+        ]
 
-    block_until(lambda: ordinary or not any(0 in each for each in users()))  # a new slot begins as root
+    # a new slot begins as root
+    block_until(lambda: ordinary or not any(0 in each for each in users()))
     first, second = users()
     await other.close()
     assert first == second == {os.getuid()} if ordinary else first and second and not first & second

@@ -1,4 +1,6 @@
-"""A real Ray cluster on this machine: a head that runs nothing, and nodes that come and go. Bound to loopback."""
+"""A real Ray cluster on this machine: a head that runs nothing, and nodes that come and go. Bound
+to loopback.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def opened(cluster: Any) -> RayEnvironment:
 def by_node(environment: RayEnvironment, name: str) -> dict[str, int]:
     """A metric of the nodes."""
     found = re.findall(
-        rf'^hrm_environment_node_{name}{{node="(.*)"}} (\d+)$', environment._workers.metrics(), re.MULTILINE
+        rf'^hrm_environment_node_{name}{{node="(.*)"}} (\d+)$',
+        environment._workers.metrics(),
+        re.MULTILINE,
     )
     return {node: int(value) for node, value in found}
 
@@ -83,10 +87,16 @@ async def all_nodes_in_use(environment: RayEnvironment, nodes: int) -> None:
     await asyncio.to_thread(block_until, lambda: len(by_node(environment, "slots")) == nodes)
 
 
-async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: RayEnvironment) -> None:
+async def test_outcomes_are_right_and_the_nodes_share_the_calls(
+    environment: RayEnvironment,
+) -> None:
     before = by_node(environment, "works_total")
-    results = await run_batch(environment, [Submission(f"print({i})\n{i} ** 2") for i in range(100)])
-    assert [(r.status, r.stdout, r.value) for r in results] == [("ok", f"{i}\n", f"{i * i}") for i in range(100)]
+    results = await run_batch(
+        environment, [Submission(f"print({i})\n{i} ** 2") for i in range(100)]
+    )
+    assert [(r.status, r.stdout, r.value) for r in results] == [
+        ("ok", f"{i}\n", f"{i * i}") for i in range(100)
+    ]
     assert {result.isolation for result in results} == {environment.isolation}
     shares = [count - before[node] for node, count in by_node(environment, "works_total").items()]
     assert len(shares) == NODES
@@ -145,7 +155,9 @@ def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
 
     def ask(i: int) -> None:
         async def several() -> list[str | None]:
-            return [result.value for result in await run_batch(environment, [Submission(f"{i}")] * 5)]
+            return [
+                result.value for result in await run_batch(environment, [Submission(f"{i}")] * 5)
+            ]
 
         found[i] = asyncio.run(several())
 
@@ -168,12 +180,16 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     hit = await until_held()
     (dying,) = (node for node in environment._workers._nodes.values() if node.open)
     moved = len(dying.sessions)
-    calls = asyncio.create_task(run_batch(environment, [Submission(f"print({i})") for i in range(100)]))
+    calls = asyncio.create_task(
+        run_batch(environment, [Submission(f"print({i})") for i in range(100)])
+    )
     (there,) = (node for node in cluster.worker_nodes if node.node_id == dying.id)
     await asyncio.to_thread(cluster.remove_node, there, allow_graceful=False)
     let_go(await until_held(known=hit))
     results, again = await calls, await of_session
-    assert [(result.status, result.stdout) for result in results] == [("ok", f"{i}\n") for i in range(100)]
+    assert [(result.status, result.stdout) for result in results] == [
+        ("ok", f"{i}\n") for i in range(100)
+    ]
     assert {result.attempt for result in results} <= {1, 2}
     assert (again.value, again.attempt) == ("6", 2)
     after = await run_batch(environment, [Submission("x", session=name) for name in names])
@@ -209,17 +225,22 @@ async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(clu
     stands, goes_on = threading.Event(), threading.Event()
     second._workers._post(lambda: (stands.set(), goes_on.wait(60)))
     await asyncio.to_thread(stands.wait, 60)  # so that what is sent is sent when all is there
-    open_calls = [asyncio.create_task(second.execute("wait")) for _ in range(300)]  # some run, some wait
+    # some run, some wait
+    open_calls = [asyncio.create_task(second.execute("wait")) for _ in range(300)]
 
     async def submitted() -> bool:
         return "hrm_environment_waiting 44\n" in second._scheduler.metrics()
 
     await wait_until(submitted)
     goes_on.set()
-    await asyncio.to_thread(block_until, lambda: sum(by_node(second, "batches_total").values()) == NODES)
+    await asyncio.to_thread(
+        block_until, lambda: sum(by_node(second, "batches_total").values()) == NODES
+    )
     assert sum(by_node(second, "works_total").values()) == slots
     await second.close()
-    assert {result.status for result in await asyncio.gather(*open_calls)} == {ToolStatus.INFRASTRUCTURE}
+    assert {result.status for result in await asyncio.gather(*open_calls)} == {
+        ToolStatus.INFRASTRUCTURE
+    }
     with pytest.raises(HrmError, match="closed"):
         await second.execute("value 1")
     await second.close()
@@ -231,7 +252,9 @@ async def test_thousands_of_calls_share_few_ray_calls() -> None:
     second = RayEnvironment(factory=partial(ThreadWorkers, slots=64), isolation=Isolation.L0)
     results = await run_batch(second, [Submission(f"value {i}") for i in range(2000)])
     assert [result.value for result in results] == [str(i) for i in range(2000)]
-    works, batches = (sum(by_node(second, name).values()) for name in ("works_total", "batches_total"))
+    works, batches = (
+        sum(by_node(second, name).values()) for name in ("works_total", "batches_total")
+    )
     assert works == 2000
     assert batches < 1000
     await second.close()
@@ -246,7 +269,9 @@ async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_o
     def workers() -> ThreadWorkers:
         import ray
 
-        return ThreadWorkers(isolation="L1" if ray.get_runtime_context().get_node_id() == weak else "L3")
+        return ThreadWorkers(
+            isolation="L1" if ray.get_runtime_context().get_node_id() == weak else "L3"
+        )
 
     both = RayEnvironment(factory=workers, isolation=Isolation.L1)
     assert (both.isolation, len(by_node(both, "slots"))) == ("L1", 2)
@@ -277,7 +302,9 @@ try: RayEnvironment()
 except HrmError as error: print(error)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=True
+    )
     unreachable, client, word, missing = done.stdout.splitlines()
     assert unreachable.startswith("No Ray cluster answers at 127.0.0.1:1: ")
     assert "'ray://127.0.0.1:1' is not the address of a Ray cluster." in client
@@ -285,7 +312,9 @@ except HrmError as error: print(error)
     assert missing == f"Ray is not installed. Run `{to_install('ray')}`."
 
 
-async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, environment: RayEnvironment) -> None:
+async def test_nodes_die_at_random_during_thousands_of_calls(
+    cluster: Any, environment: RayEnvironment
+) -> None:
     draw, over = random.Random(0), asyncio.Event()
 
     async def episode(number: int) -> list[Any]:
@@ -301,15 +330,23 @@ async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, envir
             cluster.add_node(**node_options())  # Ray wants to be on the main thread for this
 
     killer = asyncio.create_task(kill())
-    stateless = run_batch(environment, [Submission(f"print({i})", id=f"chaos {i}") for i in range(1500)])
+    stateless = run_batch(
+        environment, [Submission(f"print({i})", id=f"chaos {i}") for i in range(1500)]
+    )
     results, *sessions = await asyncio.gather(stateless, *map(episode, range(10)))
     over.set()
     await killer
     wrong = [
-        r for i, r in enumerate(results) if r.status != "infrastructure" and (r.status, r.stdout) != ("ok", f"{i}\n")
+        r
+        for i, r in enumerate(results)
+        if r.status != "infrastructure" and (r.status, r.stdout) != ("ok", f"{i}\n")
     ]
     assert wrong == []
-    lost = [result for result in (*results, *(cell for cells in sessions for cell in cells)) if result.status != "ok"]
+    lost = [
+        result
+        for result in (*results, *(cell for cells in sessions for cell in cells))
+        if result.status != "ok"
+    ]
     assert len(lost) < 10, "two attempts, both on nodes that died: must be rare"
     for cells in sessions:
         values = [int(cell.value) for cell in cells if cell.status == "ok"]

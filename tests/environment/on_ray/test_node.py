@@ -27,10 +27,15 @@ class Started:
 
 async def test_a_work_arrives_whole() -> None:
     """One that was lost before is told apart, so that it gets a new slot."""
-    sent = [Work("1", Limits(), print, 3, True, 5), Work("2", Limits(wall_seconds=2), print, again=True)]
+    sent = [
+        Work("1", Limits(), print, 3, True, 5),
+        Work("2", Limits(wall_seconds=2), print, again=True),
+    ]
     workers = Started()
     node = cast(Any, SimpleNamespace(open=dict(enumerate(sent))))
-    await RayNode(lambda: cast(Any, workers)).give([_given(node, number) for number in node.open], [], [])
+    await RayNode(lambda: cast(Any, workers)).give(
+        [_given(node, number) for number in node.open], [], []
+    )
     for work, got in zip(sent, workers.works, strict=True):
         names = ("code", "limits", "session", "fresh", "seed", "again")
         assert [getattr(got, name) for name in names] == [getattr(work, name) for name in names]

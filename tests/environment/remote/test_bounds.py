@@ -1,4 +1,6 @@
-"""One client of a server takes nothing from the others: too many calls, unread answers, endless deadlines."""
+"""One client of a server takes nothing from the others: too many calls, unread answers, endless
+deadlines.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,17 @@ LINE = 60_000
 
 
 class Server:
-    """Its clients: `greedy` with a quota of one call, `free` without any, and `other`, who is to notice nothing."""
+    """Its clients: `greedy` with a quota of one call, `free` without any, and `other`, who is to
+    notice nothing.
+    """
 
-    def __init__(self, local: LocalEnvironment, url: str, tokens: dict[str, str], known: Clients | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalEnvironment,
+        url: str,
+        tokens: dict[str, str],
+        known: Clients | None = None,
+    ) -> None:
         self.local, self.url, self.tokens, self._known = local, url, tokens, known
 
     def holder(self, name: str) -> Client:
@@ -65,7 +75,10 @@ class Server:
             return response.status, await response.json()
 
     async def health(self) -> tuple[int, Any]:
-        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as response:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.url}/health") as response,
+        ):
             return response.status, await response.json()
 
     async def others_are_served(self) -> None:
@@ -77,10 +90,14 @@ class Server:
 @pytest.fixture(scope="module")
 def served_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file: Path = tmp_path_factory.mktemp("clients") / "clients"
-    tokens = {name: add_client(file, name, calls) for name, calls in (("greedy", 1), ("free", None), ("other", None))}
+    tokens = {
+        name: add_client(file, name, calls)
+        for name, calls in (("greedy", 1), ("free", None), ("other", None))
+    }
     local, listener = LocalEnvironment(slots=2), listen_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)  # what the kernel keeps is not counted
+    # what the kernel keeps is not counted
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
     known = read_clients(file)
     with served(local, listener, known):
         yield Server(local, url, tokens, known)
@@ -88,14 +105,23 @@ def served_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("seconds", [1e12, 604_801, 604_800.001, -1, 2**59])
-async def test_a_deadline_beyond_its_bound_costs_nobody_else_theirs(served_: Server, seconds: float) -> None:
+async def test_a_deadline_beyond_its_bound_costs_nobody_else_theirs(
+    served_: Server, seconds: float
+) -> None:
     greedy = await served_.client("greedy")
     holding = asyncio.create_task(greedy.execute(f"{HOLD}1", limits=LONG))  # all of its quota
     held = await until_held()
     call = {"code": "1", "deadline_seconds": seconds}
     behind = asyncio.create_task(served_.ask("/v1/run", call))
-    for status, answer in (await served_.ask("/v1/run", call, "free"), let_go(held) or await behind):
-        assert (status, answer["status"], "604,800" in answer["stderr"]) == (200, "invalid_call", True)
+    for status, answer in (
+        await served_.ask("/v1/run", call, "free"),
+        let_go(held) or await behind,
+    ):
+        assert (status, answer["status"], "604,800" in answer["stderr"]) == (
+            200,
+            "invalid_call",
+            True,
+        )
     await holding
     await greedy.close()
     other = await served_.client("other")
@@ -109,7 +135,9 @@ async def test_a_deadline_beyond_its_bound_costs_nobody_else_theirs(served_: Ser
 
 
 @pytest.mark.parametrize("seconds", ["1e309", "-1e400", "9" * 400, "NaN", "Infinity", "1e300"])
-async def test_a_deadline_that_is_no_number_is_refused_by_name(served_: Server, seconds: str) -> None:
+async def test_a_deadline_that_is_no_number_is_refused_by_name(
+    served_: Server, seconds: str
+) -> None:
     async with (
         aiohttp.ClientSession() as session,
         session.post(
@@ -144,7 +172,9 @@ async def test_calls_that_cannot_begin_are_held_as_small_objects(served_: Server
     client = served_.holder("greedy")
     body = {"calls": [{"code": "1"}] * MAX_CALLS}
     batch = asyncio.create_task(served_.ask("/v1/batch", body))
-    (taken,) = await wait_until(lambda: [each for each in exchanges(client) if len(each._held) > 7000])
+    (taken,) = await wait_until(
+        lambda: [each for each in exchanges(client) if len(each._held) > 7000]
+    )
     assert taken.under_way * LONG.output_bytes <= exchange.MOST_KEPT
     await served_.others_are_served()
     batch.cancel()
@@ -173,13 +203,18 @@ async def test_a_stream_takes_in_so_many_calls_and_no_more_before_some_have_ende
         held = await until_held()
         await stream.send_json([{"key": key, "run": {"code": f"{key}"}} for key in range(1, 101)])
         await stream.send_json([{"key": 101, "run": {"code": "101"}}])
-        (taken,) = await wait_until(lambda: [each for each in exchanges(client) if not each.room.is_set()])
+        (taken,) = await wait_until(
+            lambda: [each for each in exchanges(client) if not each.room.is_set()]
+        )
         assert (len(taken._held) < 100, taken.under_way < 20) == (True, True)
         await served_.others_are_served()
         let_go(held)
         values = dict[int, str]()
         while len(values) < 102:
-            values |= {each["key"]: each["result"].get("value") for each in await stream.receive_json(timeout=60)}
+            values |= {
+                each["key"]: each["result"].get("value")
+                for each in await stream.receive_json(timeout=60)
+            }
     assert all(values[key] == f"{key}" for key in range(1, 102))
 
 
@@ -193,7 +228,9 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
     ):
         await stream.receive_json()
         calls = [f"{HOLD}'held'", "'cancelled'", "'late'", "'last'", "'refused'"]
-        messages: list[dict[str, Any]] = [{"key": key, "run": {"code": code}} for key, code in enumerate(calls)]
+        messages: list[dict[str, Any]] = [
+            {"key": key, "run": {"code": code}} for key, code in enumerate(calls)
+        ]
         messages[2]["run"]["deadline_seconds"] = 0.05
         messages[4]["run"]["deadline_seconds"] = 604_800.001
         await stream.send_json(messages)
@@ -205,7 +242,10 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
         let_go(held)
         ended = [(await stream.receive_json(timeout=60))[0] for _ in range(3)]
     assert ended.pop()["result"]["status"] == "invalid_call"
-    assert [(each["key"], each["result"].get("value")) for each in ended] == [(0, "'held'"), (3, "'last'")]
+    assert [(each["key"], each["result"].get("value")) for each in ended] == [
+        (0, "'held'"),
+        (3, "'last'"),
+    ]
     assert ended[1]["result"]["queued_seconds"] >= 0.05
 
 
@@ -213,8 +253,8 @@ PRINTING = {"code": f"print('x' * {LINE})", "limits": {"output_bytes": LINE}}
 
 
 def idle() -> aiohttp.ClientSession:
-    """For a client that reads when it is told to: until then its library leaves in the kernel what comes, which keeps
-    little.
+    """For a client that reads when it is told to: until then its library leaves in the kernel what
+    comes, which keeps little.
     """
 
     def small(address: Any) -> socket.socket:
@@ -234,7 +274,9 @@ class Reader:
         self.url, self.headers = f"{served_.url}/v1/", served_.headers("free")
 
     async def stream(self) -> AsyncIterator[list[Any]]:
-        async with self.session.ws_connect(f"{self.url}stream", headers=self.headers, max_msg_size=0) as stream:
+        async with self.session.ws_connect(
+            f"{self.url}stream", headers=self.headers, max_msg_size=0
+        ) as stream:
             await stream.receive_json()
             await stream.send_json([{"key": key, "run": PRINTING} for key in range(self.calls)])
             yield []
@@ -243,7 +285,9 @@ class Reader:
 
     async def batch(self) -> AsyncIterator[list[Any]]:
         body = {"calls": [PRINTING] * self.calls}
-        async with self.session.post(f"{self.url}batch", json=body, headers=self.headers) as response:
+        async with self.session.post(
+            f"{self.url}batch", json=body, headers=self.headers
+        ) as response:
             yield []
             while True:
                 yield [json.loads(await response.content.readline())]
@@ -258,7 +302,9 @@ async def test_what_a_client_does_not_read_is_bounded_whole(
     monkeypatch.setattr(exchange, "MOST_KEPT", most)
 
     def is_full() -> list[Exchange]:
-        return [each for each in exchanges(client) if each._held and not each.under_way and each.unread]
+        return [
+            each for each in exchanges(client) if each._held and not each.under_way and each.unread
+        ]
 
     async with idle() as session:
         answers = getattr(Reader(session, served_, calls), way)()
@@ -350,7 +396,11 @@ async def test_health_asks_the_loops(
 ) -> None:
     monkeypatch.setattr(server, "_HEALTH_SECONDS", 0.3)
     monkeypatch.setattr(server, "_HEALTH_KEPT_SECONDS", 0.0)
-    local, listener, go_on = LocalEnvironment(slots=1), listen_tcp("127.0.0.1", 0), threading.Event()
+    local, listener, go_on = (
+        LocalEnvironment(slots=1),
+        listen_tcp("127.0.0.1", 0),
+        threading.Event(),
+    )
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with served(local, listener):
         found = Server(local, url, {})

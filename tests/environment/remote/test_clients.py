@@ -40,9 +40,13 @@ def two(tmp_path: Path) -> Iterator[tuple[RemoteEnvironment, RemoteEnvironment, 
     local.shutdown()
 
 
-async def test_a_client_reaches_nothing_of_another(two: tuple[RemoteEnvironment, RemoteEnvironment, object]) -> None:
+async def test_a_client_reaches_nothing_of_another(
+    two: tuple[RemoteEnvironment, RemoteEnvironment, object],
+) -> None:
     one, other, _ = two
-    assert (await one.run(Submission("x = 1", session="s", run="r", id="same"))).status is ToolStatus.OK
+    assert (
+        await one.run(Submission("x = 1", session="s", run="r", id="same"))
+    ).status is ToolStatus.OK
     assert (await other.run(Submission("x", session="s", run="r"))).status is ToolStatus.DENIED
     assert (await other.run(Submission("2", run="r", id="same"))).value == "2"
     with pytest.raises(HrmError, match="belongs to another run"):
@@ -59,9 +63,13 @@ async def test_a_quota_holds_calls_back_in_their_order(
 ) -> None:
     one, other, local = two
     clock = "import time; time.monotonic()"
-    calls = [asyncio.create_task(one.run(Submission(code))) for code in (f"{HOLD}0", clock, clock, clock)]
+    calls = [
+        asyncio.create_task(one.run(Submission(code))) for code in (f"{HOLD}0", clock, clock, clock)
+    ]
     held = await until_held()
-    assert (await one.run(Submission("3", deadline_seconds=0.01))).status is ToolStatus.INFRASTRUCTURE
+    assert (
+        await one.run(Submission("3", deadline_seconds=0.01))
+    ).status is ToolStatus.INFRASTRUCTURE
     assert (await other.run(Submission("2"))).value == "2"
     assert await gauge(local, "running") + await gauge(local, "waiting") == 1
     let_go(held)
@@ -74,7 +82,8 @@ async def test_a_quota_holds_calls_back_in_their_order(
 
 
 async def test_a_call_that_is_held_back_may_be_cancelled(
-    two: tuple[RemoteEnvironment, RemoteEnvironment, LocalEnvironment], monkeypatch: pytest.MonkeyPatch
+    two: tuple[RemoteEnvironment, RemoteEnvironment, LocalEnvironment],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     came, ended, outcome = list[str](), list[str](), Calls.outcome
 
@@ -106,7 +115,9 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["environment", "token", "two", "--clients", str(file)]) == 0
     file.write_text(file.read_text().rstrip() + "  # without an end of line")
     assert main(["environment", "token", "three", "--clients", str(file)]) == 0
-    one, two, three = (line for line in capsys.readouterr().out.splitlines() if line and " " not in line)
+    one, two, three = (
+        line for line in capsys.readouterr().out.splitlines() if line and " " not in line
+    )
     assert one not in file.read_text() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) == 0
     clients = read_clients(file)
     found = [clients.find(token.encode()) for token in (one, two, three, "none")]
@@ -125,7 +136,10 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
         (f"[a]\ntoken_sha256 = '{'0' * 64}'\ncalls = 0", "a.calls"),
         (f"[a]\ntoken_sha256 = '{'0' * 64}'\nsecret = 'x'", "a.secret"),
         (f"['a/b']\ntoken_sha256 = '{'0' * 64}'", "'a/b' cannot be the name"),
-        (f"[a]\ntoken_sha256 = '{'0' * 64}'\n[b]\ntoken_sha256 = '{'0' * 64}'", "two clients have one token"),
+        (
+            f"[a]\ntoken_sha256 = '{'0' * 64}'\n[b]\ntoken_sha256 = '{'0' * 64}'",
+            "two clients have one token",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(text: str, told: str, tmp_path: Path) -> None:

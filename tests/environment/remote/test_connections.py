@@ -91,7 +91,9 @@ async def until_closed(streams: Streams) -> None:
     streams[1].close()
 
 
-async def test_every_header_of_a_connection_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_header_of_a_connection_has_to_come_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also the second one, after the token was shown, and however slowly it goes on."""
     monkeypatch.setattr(http_server, "SECONDS_BETWEEN", SOON)
     with serving() as server:
@@ -124,7 +126,9 @@ async def test_a_body_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch) -> No
             slow[1].close()
 
 
-async def test_who_opened_too_many_connections_comes_in_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_opened_too_many_connections_comes_in_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_server, "SECONDS_BETWEEN", 2.0)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(http_server, "MAX_STRANGERS", 2)
@@ -147,7 +151,9 @@ async def test_who_opened_too_many_connections_comes_in_again(monkeypatch: pytes
             writer.close()
 
 
-async def test_connections_that_went_by_themselves_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_went_by_themselves_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_server, "MAX_STRANGERS", 4)
 
     def kept() -> int:
@@ -166,7 +172,9 @@ async def test_connections_that_went_by_themselves_are_not_kept(monkeypatch: pyt
         await wait_until(few_are_left, seconds=http_server.SECONDS_TO_ASK / 2)
 
 
-async def test_a_strangers_body_is_not_unpacked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_strangers_body_is_not_unpacked(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpacked = list[int]()
     of_aiohttp = ZLibDecompressor.decompress_sync
 
@@ -199,7 +207,9 @@ async def test_an_answer_that_did_not_come_is_asked_for_again() -> None:
             elif kind == "answered":
                 body = json.dumps(about).encode()
                 connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                )
             connection.close()
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -213,10 +223,15 @@ async def test_an_answer_that_did_not_come_is_asked_for_again() -> None:
 NO_REQUESTS = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2,
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64",
-    b"GET /health HTTP/1.1\r\n" + HOST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n"
+    + HOST
+    + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     b"GET /health HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
-    b"GET /health HTTP/1.1\r\n" + HOST + b"".join(b"X%d: 1\r\n" % i for i in range(10_000)) + b"\r\n",
+    b"GET /health HTTP/1.1\r\n"
+    + HOST
+    + b"".join(b"X%d: 1\r\n" % i for i in range(10_000))
+    + b"\r\n",
     b"GET /\0 HTTP/1.1\r\n" + HOST + b"\r\n",
     b"GET /health HTTP/1.1\r\n" + HOST + b"X: \0\r\n\r\n",
     b"\0" * 5000,
@@ -272,18 +287,36 @@ def spoilt(seed: int) -> bytes:
     for _ in range(chance.randrange(1, 8)):
         at = chance.randrange(len(said) + 1)
         put = chance.choice(
-            [b"\0", b"\r\n", b"\r\n\r\n", b"\xff", b":", b" ", b"-1", HOLDER, JSON, chance.randbytes(1)]
+            [
+                b"\0",
+                b"\r\n",
+                b"\r\n\r\n",
+                b"\xff",
+                b":",
+                b" ",
+                b"-1",
+                HOLDER,
+                JSON,
+                chance.randbytes(1),
+            ]
         )
         said[at : at + chance.choice((0, 0, len(put), chance.randrange(20)))] = put
     return bytes(said)
 
 
-async def test_whatever_is_sent_leaves_no_traceback(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """Half of them go at once, so that the answer finds nobody; the rest in two parts, and with time to be answered."""
+async def test_whatever_is_sent_leaves_no_traceback(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of them go at once, so that the answer finds nobody; the rest in two parts, and with
+    time to be answered.
+    """
     all_of_them = [*NO_REQUESTS, *map(spoilt, range(SEEDS))]
     for first in range(0, len(all_of_them), TOGETHER):
         for leave in (True, False):
-            asked = [await server.open(said[: len(said) // 2]) for said in all_of_them[first : first + TOGETHER]]
+            asked = [
+                await server.open(said[: len(said) // 2])
+                for said in all_of_them[first : first + TOGETHER]
+            ]
             assert (await answer(await server.open(HEALTH)))[0] == 200
             for (_, writer), said in zip(asked, all_of_them[first:], strict=False):
                 with suppress(OSError):
@@ -300,7 +333,11 @@ async def test_whatever_is_sent_leaves_no_traceback(server: Server, caplog: pyte
     status, body = await answer(await server.open(POST + HOLDER + JSON + LENGTH + b"\r\n" + BODY))
     assert (status, json.loads(body)["value"]) == (200, "42")
     gc.collect()  # a task whose error nobody asked for says so when it goes
-    told = [(record.name, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
+    told = [
+        (record.name, record.getMessage())
+        for record in caplog.records
+        if record.levelno >= logging.INFO
+    ]
     assert (told, "Traceback" in caplog.text) == ([], False)
 
 
@@ -309,7 +346,9 @@ def text_frame(text: str) -> bytes:
     return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text.encode()
 
 
-async def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is not listened to before it has read, and not waited for by a server that goes down."""
     monkeypatch.setattr(server_stream, "_LEAVE_SECONDS", SOON)
     call = {"code": "print('x' * 9_000_000)", "limits": {"output_bytes": 10_000_000}}

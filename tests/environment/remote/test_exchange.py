@@ -1,4 +1,6 @@
-"""One connection: the room reserved for its calls, the requests that do not wait, and nothing left at its end."""
+"""One connection: the room reserved for its calls, the requests that do not wait, and nothing left
+at its end.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ async def test_a_client_that_is_not_listened_to_hears_of_the_server(
         keys = list[int]()
         while len(keys) < 3:
             message = await stream.receive(timeout=60)
-            keys += [each["key"] for each in message.json()] if message.type is aiohttp.WSMsgType.TEXT else []
+            keys += (
+                [each["key"] for each in message.json()]
+                if message.type is aiohttp.WSMsgType.TEXT
+                else []
+            )
     assert keys == [1, 2, 3]
 
 
@@ -63,12 +69,19 @@ async def test_calls_that_might_print_much_and_what_is_no_call_go_past_one_anoth
     server: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {"output_bytes": 8 * 1024 * 1024}
-    async with aiohttp.ClientSession() as session, session.ws_connect(server[0], headers=HEADERS) as stream:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(server[0], headers=HEADERS) as stream,
+    ):
         await stream.receive_json()
         await stream.send_json([{"key": 1, "run": {"code": HOLD, "limits": large}}])
         held = await until_held()
-        await stream.send_json([{"key": key, "run": {"code": "1", "limits": large}} for key in range(2, 21)])
-        await wait_until(lambda: [each for each in server[1]._streams if each._exchange.under_way == 20])
+        await stream.send_json(
+            [{"key": key, "run": {"code": "1", "limits": large}} for key in range(2, 21)]
+        )
+        await wait_until(
+            lambda: [each for each in server[1]._streams if each._exchange.under_way == 20]
+        )
         monkeypatch.setattr(exchange, "MOST_KEPT", 1)
         await stream.send_json([{"key": 21, "run": {"code": "1"}}, {"key": 22, "metrics": True}])
         (first,) = await stream.receive_json(timeout=60)

@@ -1,4 +1,5 @@
-"""Whatever a client sends is answered as its own, and the next call of another client is answered rightly.
+"""Whatever a client sends is answered as its own, and the next call of another client is answered
+rightly.
 
 Thousands: `python -m tests.support.environment.hostile_messages --cases 5000`.
 """
@@ -19,4 +20,10 @@ async def test_hostile_messages_are_refused_or_answered_one_by_one() -> None:
     fuzz = await asyncio.to_thread(fuzzed, CASES, SEED)
     assert fuzz.wrong == []
     assert fuzz.ends.total() == CASES
-    assert {end.partition(":")[0] for end in fuzz.ends} == {"run", "batch", "session", "stream", "snippet"}
+    assert {end.partition(":")[0] for end in fuzz.ends} == {
+        "run",
+        "batch",
+        "session",
+        "stream",
+        "snippet",
+    }

@@ -1,4 +1,6 @@
-"""The server: what it refuses, what becomes of calls whose caller goes, and of callers whose server goes."""
+"""The server: what it refuses, what becomes of calls whose caller goes, and of callers whose server
+goes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Http:
     def __init__(self, url: str, local: LocalEnvironment, service: Service) -> None:
         self.url, self.local, self.service = url, local, service
 
-    async def ask(self, method: str, path: str, body: Any = None, **headers: str | None) -> tuple[int, Any]:
+    async def ask(
+        self, method: str, path: str, body: Any = None, **headers: str | None
+    ) -> tuple[int, Any]:
         given = {name: value for name, value in (HEADERS | headers).items() if value is not None}
         data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
         async with (
@@ -58,7 +62,9 @@ class Http:
             session.request(method, self.url + path, data=data, headers=given) as response,
         ):
             text = await response.text()
-            return response.status, json.loads(text) if text and response.content_type == "application/json" else text
+            return response.status, (
+                json.loads(text) if text and response.content_type == "application/json" else text
+            )
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,9 @@ async def test_sessions_by_hand(http_: Http) -> None:
     name = "a b/c?é"
     await http_.ask("POST", "/v1/run", {"code": "x = 3", "session": name})
     assert (await http_.ask("POST", "/v1/sessions/fork", {"source": name, "target": "t"}))[0] == 200
-    assert (await http_.ask("POST", "/v1/sessions/fork", {"source": "none", "target": "t"}))[0] == 409
+    assert (await http_.ask("POST", "/v1/sessions/fork", {"source": "none", "target": "t"}))[
+        0
+    ] == 409
     assert (await http_.ask("DELETE", "/v1/sessions/a%20b%2Fc%3F%C3%A9"))[0] == 200
     after = (await http_.ask("POST", "/v1/run", {"code": "x", "session": name}))[1]
     copy = (await http_.ask("POST", "/v1/run", {"code": "x", "session": "t"}))[1]
@@ -102,7 +110,11 @@ async def test_sessions_by_hand(http_: Http) -> None:
 
 async def test_health_is_told_to_anybody_but_not_to_a_wrong_token(http_: Http) -> None:
     status, health = await http_.ask("GET", "/health", Authorization=None)
-    assert (status, health["service"], health["isolation"]) == (200, "hrm-agent environment", http_.local.isolation)
+    assert (status, health["service"], health["isolation"]) == (
+        200,
+        "hrm-agent environment",
+        http_.local.isolation,
+    )
     assert health["slots"] == SLOTS
     assert (await http_.ask("GET", "/health", Authorization="Bearer wrong"))[0] == 401
 
@@ -122,8 +134,12 @@ async def test_health_is_told_to_anybody_but_not_to_a_wrong_token(http_: Http) -
         ("GET", "/nothing"),
     ],
 )
-async def test_nothing_without_the_token(http_: Http, method: str, path: str, token: str | None) -> None:
-    status, answer = await http_.ask(method, path, {"code": "1"} if method == "POST" else None, Authorization=token)
+async def test_nothing_without_the_token(
+    http_: Http, method: str, path: str, token: str | None
+) -> None:
+    status, answer = await http_.ask(
+        method, path, {"code": "1"} if method == "POST" else None, Authorization=token
+    )
     assert (status, TOKEN in str(answer)) == (401, False)
 
 
@@ -146,7 +162,11 @@ async def test_what_a_page_could_make_a_browser_send_is_refused(
 
 @pytest.mark.parametrize(
     ("headers", "status"),
-    [({"Authorization": None}, 401), ({"Origin": "http://attacker.example"}, 403), ({"Host": "attacker.example"}, 403)],
+    [
+        ({"Authorization": None}, 401),
+        ({"Origin": "http://attacker.example"}, 403),
+        ({"Host": "attacker.example"}, 403),
+    ],
 )
 @pytest.mark.parametrize("expected", ["100-continue", "<b>anything"])
 @pytest.mark.parametrize("path", ["/v1/run", "/v1/nothing"])
@@ -156,7 +176,10 @@ async def test_an_expectation_is_not_answered_before_the_token_is_seen(
     address = http_.url.removeprefix("http://")
     given = {"Host": address, **HEADERS, **headers, "Expect": expected, "Content-Length": "0"}
     reader, writer = await asyncio.open_connection(*address.split(":"))
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in given.items() if value is not None),
+    ]
     writer.write("\r\n".join([*lines, "", ""]).encode())
     assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
     writer.close()
@@ -171,14 +194,17 @@ async def test_strangers_do_not_keep_out_who_has_the_token(http_: Http) -> None:
     reader, writer = held[-1]
     writer.write(b"\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-    assert (await reader.read()).lower().count(b"connection: close") == 1  # to its end: it is not kept open
+    # to its end: it is not kept open
+    assert (await reader.read()).lower().count(b"connection: close") == 1
     with suppress(ConnectionError):
         assert await held[0][0].read() == b""
     for _, writer in held:
         writer.close()
 
 
-async def test_bytes_that_are_no_request_leave_no_traceback(http_: Http, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_request_leave_no_traceback(
+    http_: Http, caplog: pytest.LogCaptureFixture
+) -> None:
     host, port = http_.url.removeprefix("http://").split(":")
     for said in (
         b"\x16\x03\x01\x02\x00",
@@ -261,7 +287,11 @@ async def test_what_is_malformed_is_refused_by_name(http_: Http, body: Any, name
 async def test_paths_and_methods(http_: Http, method: str, path: str, status: int) -> None:
     found, answer = await http_.ask(method, path)
     assert found == status
-    assert method == "HEAD" or status == 200 or answer == {"error": f"There is no {method} {path}.", "hint": ""}
+    assert (
+        method == "HEAD"
+        or status == 200
+        or answer == {"error": f"There is no {method} {path}.", "hint": ""}
+    )
 
 
 async def test_a_batch_names_the_call(http_: Http) -> None:
@@ -297,17 +327,26 @@ async def test_a_stream_of_nonsense_is_closed(http_: Http, frame: str) -> None:
         await socket.receive_json()
         with suppress(ConnectionError):  # what is too large is not read to its end
             await socket.send_str(frame)
-        assert (await socket.receive(timeout=60)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+        assert (await socket.receive(timeout=60)).type in (
+            aiohttp.WSMsgType.CLOSE,
+            aiohttp.WSMsgType.CLOSED,
+        )
 
 
 async def test_a_caller_that_goes_away_frees_its_slots(http_: Http) -> None:
     url = parse_address(http_.url)
     bodies = [json.dumps({"code": IDLE, "limits": {"wall_seconds": 300}}) for _ in range(SLOTS)]
     sockets: list[socket.socket] = []
-    for path, body in (("/v1/run", bodies[0]), ("/v1/batch", json.dumps({"calls": [json.loads(bodies[1])]}))):
+    for path, body in (
+        ("/v1/run", bodies[0]),
+        ("/v1/batch", json.dumps({"calls": [json.loads(bodies[1])]})),
+    ):
         sockets.append(socket.create_connection((url.host, url.port)))
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
-        request = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}"
+        request = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}Content-Length:"
+            f" {len(body)}\r\n\r\n{body}"
+        )
         sockets[-1].sendall(request.encode())
 
     await until_gauge(http_.local, "running", SLOTS)
@@ -334,7 +373,9 @@ def test_a_loop_that_ends_leaves_nothing_behind(http_: Http) -> None:
     asyncio.run(wait_until(nobody_connected))
 
 
-async def test_what_is_not_what_it_should_be(http_: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_what_it_should_be(
+    http_: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     free = listen_tcp("127.0.0.1", 0)
     port = free.getsockname()[1]
@@ -374,7 +415,8 @@ async def test_another_server_is_not_taken_for_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://u:secret@h:1", "ftp://h", "h:1", "http://", "unix:", "http://h:x", "http://h/?t=1"]
+    "url",
+    ["http://u:secret@h:1", "ftp://h", "h:1", "http://", "unix:", "http://h:x", "http://h/?t=1"],
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError) as wrong:
@@ -413,7 +455,9 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 async def test_a_server_that_was_killed_and_started_anew(process: ServerProcess) -> None:
-    """Calls under way run again, a session is rebuilt from what the client remembers, what is not known is not run."""
+    """Calls under way run again, a session is rebuilt from what the client remembers, what is not
+    known is not run.
+    """
     remote = RemoteEnvironment(process.url, token=TOKEN)
     stranger = RemoteEnvironment(process.url, token=TOKEN)
     await remote.execute("x = [1]", session="mine")
@@ -537,7 +581,11 @@ class Breaking:
 
     def __init__(self, port: int, cut_handshakes: int = 0) -> None:
         """`cut_handshakes`: so many streams end before the server has said what it is."""
-        self.port, self.cut_handshakes, self._writers = port, cut_handshakes, list[asyncio.StreamWriter]()
+        self.port, self.cut_handshakes, self._writers = (
+            port,
+            cut_handshakes,
+            list[asyncio.StreamWriter](),
+        )
 
     async def open(self) -> str:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
@@ -546,7 +594,9 @@ class Breaking:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self.port)
         self._writers += [writer, back]
-        await asyncio.gather(self._copy(reader, back), self._copy(there, writer), return_exceptions=True)
+        await asyncio.gather(
+            self._copy(reader, back), self._copy(there, writer), return_exceptions=True
+        )
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -577,7 +627,8 @@ async def test_a_connection_that_breaks_costs_no_call_and_no_session(http_: Http
     alone = asyncio.create_task(remote.execute(f"{HOLD}7", limits=LONG))
     broken = await until_held(2)
     way.cut()
-    let_go(await until_held(2, known=broken))  # a caller that goes ends its calls; they were asked for again
+    # a caller that goes ends its calls; they were asked for again
+    let_go(await until_held(2, known=broken))
     assert ((await cell).value, (await alone).value) == ("[1, 2]", "7")
     for _ in range(3):  # while nothing is under way
         way.cut()
@@ -612,6 +663,11 @@ async def test_a_call_that_breaks_every_connection_is_given_up(http_: Http) -> N
 
 def test_what_stays_out_of_memory() -> None:
     """The extra is needed by those who serve or are served, and by nobody else."""
-    program = "import sys, hrm_agent.environment, hrm_agent.cli.services.environment; print('aiohttp' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, hrm_agent.environment, hrm_agent.cli.services.environment; print('aiohttp' in"
+        " sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"

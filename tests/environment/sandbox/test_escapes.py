@@ -1,4 +1,6 @@
-"""What hostile code tries: to see more, to reach further, to live longer, and to decide its own outcome."""
+"""What hostile code tries: to see more, to reach further, to live longer, and to decide its own
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ async def value(environment: Environment, code: str) -> str | None:
     return result.value
 
 
-async def test_no_variable_of_the_environment(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_variable_of_the_environment(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     fresh = LocalEnvironment(slots=1)
     code = """
@@ -53,17 +57,22 @@ def is_open(descriptor):
 async def test_no_network(environment: Environment, address: str) -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    code = f"import socket\nsocket.create_connection({address.replace('PORT', str(port))}, timeout=1)"
+    code = (
+        f"import socket\nsocket.create_connection({address.replace('PORT', str(port))}, timeout=1)"
+    )
     result = await environment.execute(code)
     server.close()
     assert result.status is ToolStatus.ERROR
-    assert "Permission denied" in result.stderr  # Landlock is asked before the network that has no interface
+    # Landlock is asked before the network that has no interface
+    assert "Permission denied" in result.stderr
 
 
 async def test_abstract_sockets_of_the_host_are_out_of_reach(environment: Environment) -> None:
     name = f"hrm-agent-test-{os.getpid()}"
     server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), f"\0{name}")
-    result = await environment.execute(f"import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{name}')")
+    result = await environment.execute(
+        f"import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{name}')"
+    )
     server.close()
     assert "ConnectionRefusedError" in result.stderr
 
@@ -115,11 +124,16 @@ sum(needle in repr(o) for o in gc.get_objects() if isinstance(o, (list, dict, tu
 """
     talk = f"x = [{mark!r}]\nprint(x)\n{HOLD}x"
     before = await environment.execute(f"x = [{mark!r}]\nprint(x)\nx")
-    talks = [asyncio.create_task(environment.execute(talk, session=name, limits=LONG)) for name in (None, "s")]
+    talks = [
+        asyncio.create_task(environment.execute(talk, session=name, limits=LONG))
+        for name in (None, "s")
+    ]
     meanwhile = await until_held(2)
     hunt = await environment.execute(code, limits=LONG)
     let_go(meanwhile)
-    assert [mark in result.stdout for result in (before, *await asyncio.gather(*talks))] == [True] * 3
+    assert [mark in result.stdout for result in (before, *await asyncio.gather(*talks))] == [
+        True
+    ] * 3
     assert hunt.value == "0", hunt.stderr
 
 
@@ -167,7 +181,9 @@ while True:
 
 
 async def test_a_detached_daemon_does_not_survive(environment: Environment) -> None:
-    """A daemon would hold the write end of a pipe to us open; through /usr/bin it can be seen by its name."""
+    """A daemon would hold the write end of a pipe to us open; through /usr/bin it can be seen by
+    its name.
+    """
     name = f"snippet-daemon-{os.getpid()}"
     code = f"""
 import ctypes, os, time
@@ -221,10 +237,19 @@ n
         ("import os\nos.closerange(0, 100)\n1 / 0", ToolStatus.ERROR),
         ("import os\nos.lseek(3, 0, 0)\nos.ftruncate(1, 0)\nwhile True: pass", ToolStatus.TIMEOUT),
         (
-            "import os\nfor fd in range(4, 100):\n    try: os.write(fd, bytes(64))\n    except OSError: pass\n1 / 0",
+            (
+                "import os\nfor fd in range(4, 100):\n    try: os.write(fd, bytes(64))\n    except"
+                " OSError: pass\n1 / 0"
+            ),
             ToolStatus.ERROR,
         ),
-        ("import os, sys\nsys.settrace(None)\nsys._getframe(1).f_globals['run'] = None\nos._exit(5)", ToolStatus.ERROR),
+        (
+            (
+                "import os, sys\nsys.settrace(None)\nsys._getframe(1).f_globals['run'] ="
+                " None\nos._exit(5)"
+            ),
+            ToolStatus.ERROR,
+        ),
     ],
 )
 async def test_a_failure_cannot_be_passed_off_as_something_else(
@@ -235,7 +260,9 @@ async def test_a_failure_cannot_be_passed_off_as_something_else(
 
 
 async def test_an_exit_code_claims_nothing_but_success_or_failure(environment: Environment) -> None:
-    results = await asyncio.gather(*(environment.execute(f"import os\nos._exit({code})") for code in range(256)))
+    results = await asyncio.gather(
+        *(environment.execute(f"import os\nos._exit({code})") for code in range(256))
+    )
     statuses = [result.status for result in results]
     assert statuses[0] is ToolStatus.OK
     assert set(statuses[1:]) == {ToolStatus.ERROR}

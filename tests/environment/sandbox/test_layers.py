@@ -1,4 +1,6 @@
-"""The layers that a process puts on itself, each tried from within; in processes of their own, for they stay on."""
+"""The layers that a process puts on itself, each tried from within; in processes of their own, for
+they stay on.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,32 @@ def tried(call, *arguments):
 def said(value):
     print(json.dumps(value), flush=True)
 """
-READABLE = [*{sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", str(SANDBOX)}]
+READABLE = [
+    *{
+        sys.prefix,
+        sys.base_prefix,
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/bin",
+        "/etc",
+        "/proc",
+        "/dev",
+        str(SANDBOX),
+    }
+]
 
 
 def child(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return python([sys.executable, "-c", PRELUDE + code, *words])
 
 
-def python(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=env)
+def python(
+    command: list[str], env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120, env=env
+    )
 
 
 def seen(code: str, *words: str) -> Any:
@@ -89,12 +108,16 @@ BY_NAME = {
     "personality": "8",
     "prctl": "22, 2, None",
 }
-"""Function of the C library -> arguments for which, without a filter, it would not answer EPERM to root."""
+"""Function of the C library -> arguments for which, without a filter, it would not answer EPERM to
+root.
+"""
 
 
 @pytest.fixture(scope="module")
 def refused() -> dict[str, int]:
-    calls = ", ".join(f"{name!r}: tried(libc.{name}, {arguments})" for name, arguments in BY_NAME.items())
+    calls = ", ".join(
+        f"{name!r}: tried(libc.{name}, {arguments})" for name, arguments in BY_NAME.items()
+    )
     return seen(f"seccomp.install()\nsaid({{{calls}}})")
 
 
@@ -105,12 +128,12 @@ def test_refused_by_name(name: str, refused: dict[str, int]) -> None:
 
 def test_refused_by_number() -> None:
     found = seen(
-        "column = os.uname().machine == 'aarch64'\n"
-        "names = seccomp._ALLOWED, seccomp._METADATA, seccomp._PRETENDED, seccomp._UNKNOWN, seccomp._LOOKED_AT\n"
-        "spared = set(' '.join(names).split())\n"
-        "calls = {name: numbers[column] for name, numbers in seccomp.NUMBERS.items() if name not in spared}\n"
-        "seccomp.install()\n"
-        "said({name: tried(syscall, number, 0, 0, 0, 0, 0) for name, number in calls.items() if number is not None})"
+        "column = os.uname().machine == 'aarch64'\nnames = seccomp._ALLOWED, seccomp._METADATA,"
+        " seccomp._PRETENDED, seccomp._UNKNOWN, seccomp._LOOKED_AT\nspared = set('"
+        " '.join(names).split())\ncalls = {name: numbers[column] for name, numbers in"
+        " seccomp.NUMBERS.items() if name not in spared}\nseccomp.install()\nsaid({name:"
+        " tried(syscall, number, 0, 0, 0, 0, 0) for name, number in calls.items() if number is not"
+        " None})"
     )
     assert len(found) > 120
     assert {name for name, error in found.items() if error != EPERM} == set()
@@ -118,18 +141,20 @@ def test_refused_by_number() -> None:
 
 def test_flags_of_clone() -> None:
     found = seen(
-        "seccomp.install()\n"
-        "number = seccomp.number_of('clone')\n"
-        "flags = dict(mount=0x20000, cgroup=0x2000000, uts=0x4000000, ipc=0x8000000, user=0x10000000, net=0x40000000,"
-        " parent=0x8000)\n"
-        "found = {name: tried(syscall, number, flag | 17, 0, 0, 0, 0) for name, flag in flags.items()}\n"
-        "said(found | {'hidden': tried(syscall, number, ctypes.c_long(0x1_1000_0011), 0, 0, 0, 0)})"
+        "seccomp.install()\nnumber = seccomp.number_of('clone')\nflags = dict(mount=0x20000,"
+        " cgroup=0x2000000, uts=0x4000000, ipc=0x8000000, user=0x10000000, net=0x40000000,"
+        " parent=0x8000)\nfound = {name: tried(syscall, number, flag | 17, 0, 0, 0, 0) for name,"
+        " flag in flags.items()}\nsaid(found | {'hidden': tried(syscall, number,"
+        " ctypes.c_long(0x1_1000_0011), 0, 0, 0, 0)})"
     )
     assert set(found.values()) == {EPERM}
 
 
 def test_what_is_newer_than_the_filter_is_not_there() -> None:
-    found = seen("seccomp.install()\nsaid([tried(syscall, n, 0, 0, 0, 0, 0) for n in (435, 457, 462, 600, 4000)])")
+    found = seen(
+        "seccomp.install()\nsaid([tried(syscall, n, 0, 0, 0, 0, 0) for n in (435, 457, 462, 600,"
+        " 4000)])"
+    )
     assert found == [ENOSYS] * 5
 
 
@@ -147,9 +172,15 @@ asked = {
 found = {name: tried(libc.socket, *arguments) for name, arguments in asked.items()}
 said(found | {'pair': tried(socket.socketpair), 'tipc pair': tried(libc.socketpair, 30, 1, 0, (ctypes.c_int * 2)())})
 """
-    expected = dict.fromkeys(("unix", "unix dgram", "seqpacket", "tcp", "udp", "tcp6", "udp6", "pair"), 0)
-    expected |= dict.fromkeys(("raw", "ping", "mptcp", "sctp", "packets", "udp stream", "tcp datagram", "own"), EPERM)
-    expected |= dict.fromkeys(("netlink", "packet", "vsock", "alg", "tipc", "tipc pair"), EAFNOSUPPORT)
+    expected = dict.fromkeys(
+        ("unix", "unix dgram", "seqpacket", "tcp", "udp", "tcp6", "udp6", "pair"), 0
+    )
+    expected |= dict.fromkeys(
+        ("raw", "ping", "mptcp", "sctp", "packets", "udp stream", "tcp datagram", "own"), EPERM
+    )
+    expected |= dict.fromkeys(
+        ("netlink", "packet", "vsock", "alg", "tipc", "tipc pair"), EAFNOSUPPORT
+    )
     assert seen(code) == expected
     assert seen(code, "offline") == dict.fromkeys(expected, EAFNOSUPPORT) | {"pair": 0}
 
@@ -166,7 +197,9 @@ said([tried(fcntl.ioctl, terminal, number, b'x') for number in (termios.TIOCSTI,
 
 
 def test_shared_memory_has_a_file() -> None:
-    """Without one it would stay when it is taken out of every process's tables, where nobody counts it."""
+    """Without one it would stay when it is taken out of every process's tables, where nobody counts
+    it.
+    """
     code = """
 import mmap, tempfile
 seccomp.install()
@@ -248,17 +281,18 @@ said([tried(resource.prlimit, 0, resource.RLIMIT_CORE, (0, 0)), hidden, resource
 
 def test_timers_send_no_signal_of_the_callers_choice() -> None:
     found = seen(
-        "import struct\n"
-        "seccomp.install()\n"
-        "def create(event): return libc.syscall(seccomp.number_of('timer_create'), 1, event, bytes(8))\n"
-        "asked = [None, struct.pack('Pii48x', 0, 18, 0), struct.pack('Pii48x', 0, 9, 0), ctypes.c_void_p(1 << 32)]\n"
-        "said([tried(create, event) for event in asked])"
+        "import struct\nseccomp.install()\ndef create(event): return"
+        " libc.syscall(seccomp.number_of('timer_create'), 1, event, bytes(8))\nasked = [None,"
+        " struct.pack('Pii48x', 0, 18, 0), struct.pack('Pii48x', 0, 9, 0), ctypes.c_void_p(1 <<"
+        " 32)]\nsaid([tried(create, event) for event in asked])"
     )
     assert found == [0, EPERM, EPERM, EPERM]
 
 
 def test_a_slot_can_still_do_its_work() -> None:
-    """Clone into a new pid namespace, limit, give up capabilities, restrict further, signal, reap."""
+    """Clone into a new pid namespace, limit, give up capabilities, restrict further, signal,
+    reap.
+    """
     code = """
 import resource, signal, threading
 uid = os.getuid()
@@ -297,10 +331,9 @@ def test_numbers_of_another_architecture_kill() -> None:
     assert done.returncode == (-signal.SIGSYS if x86 else 0)
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # getpid by the 32-bit gate
     done = child(
-        "import mmap\nseccomp.install()\n"
-        "memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
-        f"memory.write({code!r})\n"
-        "call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))\n"
+        "import mmap\nseccomp.install()\nmemory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE |"
+        f" mmap.MAP_ANONYMOUS, prot=7)\nmemory.write({code!r})\ncall ="
+        " ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))\n"
         + ("call()" if x86 else "")
     )
     assert done.returncode == (-signal.SIGSYS if x86 else 0)
@@ -339,7 +372,11 @@ def verdict(program: bytes, architecture: int, number: int, *arguments: int) -> 
         elif code == 0x05:
             place += operand
         else:
-            place += yes if {0x15: held == operand, 0x35: held >= operand, 0x45: held & operand > 0}[code] else no
+            place += (
+                yes
+                if {0x15: held == operand, 0x35: held >= operand, 0x45: held & operand > 0}[code]
+                else no
+            )
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -347,13 +384,22 @@ def test_every_number_finds_its_answer(machine: str) -> None:
     program, (architecture, column) = seccomp.filter_program(machine), ARCHITECTURES[machine]
     told = seccomp.filter_program(machine, listener=True)
     names = {numbers[column]: name for name, numbers in NUMBERS.items()}
-    allowed, pretended = set((seccomp._ALLOWED + seccomp._METADATA).split()), set(seccomp._PRETENDED.split())
-    for number in {*range(700), 2**30 - 1} - {NUMBERS[name][column] for name in seccomp._LOOKED_AT.split()}:
+    allowed, pretended = (
+        set((seccomp._ALLOWED + seccomp._METADATA).split()),
+        set(seccomp._PRETENDED.split()),
+    )
+    for number in {*range(700), 2**30 - 1} - {
+        NUMBERS[name][column] for name in seccomp._LOOKED_AT.split()
+    }:
         name = names.get(number)
-        expected = 0x7FFF0000 if name in allowed else 0x50000 if name in pretended else 0x50000 | EPERM
+        expected = (
+            0x7FFF0000 if name in allowed else 0x50000 if name in pretended else 0x50000 | EPERM
+        )
         expected = 0x50000 | ENOSYS if name == "clone3" or number >= FIRST_UNKNOWN else expected
         assert verdict(program, architecture, number) == expected, number
-        assert verdict(told, architecture, number) == (0x7FC00000 if expected == 0x50000 | EPERM else expected), number
+        assert verdict(told, architecture, number) == (
+            0x7FC00000 if expected == 0x50000 | EPERM else expected
+        ), number
     assert len(program) // 8 < 340
     assert verdict(program, 0x40000003, 20) == 0x80000000
 
@@ -474,7 +520,9 @@ said([
 
 
 @pytest.mark.parametrize(("scoped", "outside"), [("scoped", EPERM), ("not", 0)])
-def test_tcp_abstract_sockets_and_signals(listener: socket.socket, scoped: str, outside: int) -> None:
+def test_tcp_abstract_sockets_and_signals(
+    listener: socket.socket, scoped: str, outside: int
+) -> None:
     with socket.socket(socket.AF_UNIX) as abstract:
         name = f"layers-{os.getpid()}-{scoped}"
         abstract.bind("\0" + name)
@@ -507,7 +555,10 @@ def test_without_landlock_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_both_under_a_bare_interpreter() -> None:
     """As the sandbox's own processes load them: no site, no packages, no environment."""
-    code = "landlock.restrict(['/usr'], [])\nseccomp.install()\nsaid(sorted(set(sys.modules) & {'site', 'hrm_agent'}))"
+    code = (
+        "landlock.restrict(['/usr'], [])\nseccomp.install()\nsaid(sorted(set(sys.modules) &"
+        " {'site', 'hrm_agent'}))"
+    )
     interpreter = str(getattr(sys, "_base_executable", sys.executable))
     done = python([interpreter, "-s", "-S", "-P", "-B", "-c", PRELUDE + code], env={})
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -75,5 +75,7 @@ def test_a_name_changes_nothing_of_what_is_seen(name: bytes) -> None:
         (b"", 0),
     ],
 )
-def test_a_figure_is_what_follows_its_name_at_the_beginning_of_a_line(text: bytes, found: int) -> None:
+def test_a_figure_is_what_follows_its_name_at_the_beginning_of_a_line(
+    text: bytes, found: int
+) -> None:
     assert figure(text, b"VmHWM:") == found

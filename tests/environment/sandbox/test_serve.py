@@ -58,7 +58,10 @@ time.sleep(300)
     "output": ("while True: print('x' * 10_000)", Limits(300, 300, output_bytes=1000)),
     "daemon": ("import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(60)\n1", LONG),
     "files": (
-        "import os\nos.mkdir('a')\nopen('a/b', 'w').write('x')\nos.symlink('/usr', 'c')\nos.listdir('.')[:0]",
+        (
+            "import os\nos.mkdir('a')\nopen('a/b', 'w').write('x')\nos.symlink('/usr',"
+            " 'c')\nos.listdir('.')[:0]"
+        ),
         LONG,
     ),
     "files of mode 0": (
@@ -72,7 +75,10 @@ os.close(os.open('f', os.O_CREAT, 0))
 """,
         LONG,
     ),
-    "folder of mode 0": ("import os\ntry: os.chmod('.', 0)\nexcept OSError as error: print(error)", LONG),
+    "folder of mode 0": (
+        "import os\ntry: os.chmod('.', 0)\nexcept OSError as error: print(error)",
+        LONG,
+    ),
     "hidden file": ("open('...', 'w').close()", LONG),
     "many files": ("for i in range(500): open(f'{i:0>99}', 'w').close()", LONG),
     "what a child is": (
@@ -110,7 +116,9 @@ CORES = os.cpu_count() or 1
 
 
 async def begun(environment: LocalEnvironment, code: str, limits: Limits) -> ExecutionResult:
-    """The result of a call; repeated where a slow machine had not started the snippet when its time limit ended."""
+    """The result of a call; repeated where a slow machine had not started the snippet when its time
+    limit ended.
+    """
     while True:
         result = await environment.execute(code, limits=limits)
         if result.status is not ToolStatus.INFRASTRUCTURE:
@@ -132,7 +140,9 @@ def pure() -> Iterator[LocalEnvironment]:
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    """The compiled body is there, whatever the switch says; where it is missing, what installs it is told."""
+    """The compiled body is there, whatever the switch says; where it is missing, what installs it
+    is told.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(PURE, raising=False)
         assert not missing_body(), f"{missing_body()}: {INSTALL}"
@@ -147,18 +157,30 @@ def compiled(built: None) -> Iterator[LocalEnvironment]:
 
 def told(result: ExecutionResult) -> tuple[object, ...]:
     """Without what differs from call to call."""
-    return (result.status, result.stdout, result.stderr, result.value, result.value_json, result.isolation)
+    return (
+        result.status,
+        result.stdout,
+        result.stderr,
+        result.value,
+        result.value_json,
+        result.isolation,
+    )
 
 
 async def faults_of_the_slot(environment: LocalEnvironment, calls: int) -> int:
-    """Pages that a slot has to be given for a call: of the busiest process, and of the call that needed fewest.
+    """Pages that a slot has to be given for a call: of the busiest process, and of the call that
+    needed fewest.
 
-    On a busy machine a call may last so long that the compiled body hands it over, which costs pages too.
+    On a busy machine a call may last so long that the compiled body hands it over, which costs
+    pages too.
     """
 
     def faults() -> dict[int, int]:
         pids = descendants(environment.pid)
-        return {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]) for pid in pids}
+        return {
+            pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+            for pid in pids
+        }
 
     found: list[int] = []
     for _ in range(calls):
@@ -175,7 +197,9 @@ async def test_the_compiled_body_leaves_the_slots_pages_shared(
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_both_bodies_tell_the_same(pure: LocalEnvironment, compiled: LocalEnvironment, name: str) -> None:
+async def test_both_bodies_tell_the_same(
+    pure: LocalEnvironment, compiled: LocalEnvironment, name: str
+) -> None:
     code, limits = CASES[name]
     took, used = LEAST.get(name, (0.0, 0.0))
     results = list[ExecutionResult]()
@@ -193,7 +217,9 @@ async def test_both_bodies_tell_the_same(pure: LocalEnvironment, compiled: Local
 
 
 async def test_the_bodies_take_turns_in_one_slot(compiled: LocalEnvironment) -> None:
-    """With a session, which only the one in Python serves, and calls that the compiled one begins and does not end."""
+    """With a session, which only the one in Python serves, and calls that the compiled one begins
+    and does not end.
+    """
     for i in range(5):
         assert (await compiled.execute(f"{i}")).value == str(i)
         assert (await compiled.execute(f"x = {i}", session=f"s{i}")).status == "ok"
@@ -205,7 +231,9 @@ async def test_the_bodies_take_turns_in_one_slot(compiled: LocalEnvironment) -> 
 
 
 @pytest.mark.parametrize("body", [True, False], ids=["pure", "compiled"])
-async def test_a_call_is_killed_in_time(body: bool, pure: LocalEnvironment, compiled: LocalEnvironment) -> None:
+async def test_a_call_is_killed_in_time(
+    body: bool, pure: LocalEnvironment, compiled: LocalEnvironment
+) -> None:
     """Before the compiled body has handed it over, and after."""
     environment = pure if body else compiled
     for wait in (0.001, 0.01, 0.03, 0.06, 0.2):
@@ -215,9 +243,13 @@ async def test_a_call_is_killed_in_time(body: bool, pure: LocalEnvironment, comp
         assert (await asyncio.wait_for(environment.execute("1"), 60)).value == "1"
 
 
-async def test_slots_do_without_a_body_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_do_without_a_body_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = Path(process.__file__).parents[1] / "sandbox"
-    shutil.copytree(source, tmp_path / "sandbox", ignore=shutil.ignore_patterns("_serve*", "__pycache__"))
+    shutil.copytree(
+        source, tmp_path / "sandbox", ignore=shutil.ignore_patterns("_serve*", "__pycache__")
+    )
     monkeypatch.setattr(process, "__file__", str(tmp_path / "local" / "zygote_process.py"))
     monkeypatch.setattr(process, "missing_body", str)
     environment = LocalEnvironment(slots=1)
@@ -226,7 +258,9 @@ async def test_slots_do_without_a_body_that_is_not_there(tmp_path: Path, monkeyp
     await environment.close()
 
 
-def test_a_body_of_another_version_is_left_alone(built: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_of_another_version_is_left_alone(
+    built: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(PURE, raising=False)
     monkeypatch.setattr("hrm_agent.environment.sandbox._serve.SOURCE", "older")
     assert "another version" in missing_body()
@@ -247,7 +281,9 @@ def test_a_switch_puts_the_compiled_body_out_of_force(monkeypatch: pytest.Monkey
         ("import importlib\ngetattr(importlib.import_module('ran' 'dom'), 'ran' 'dom')()", False),
     ],
 )
-async def test_who_draws_by_name_draws_anew(compiled: LocalEnvironment, code: str, differs: bool) -> None:
+async def test_who_draws_by_name_draws_anew(
+    compiled: LocalEnvironment, code: str, differs: bool
+) -> None:
     values = [(await compiled.execute(code)).value for _ in range(4)]
     assert None not in values
     assert (len(set(values)) > 1) == differs

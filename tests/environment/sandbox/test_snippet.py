@@ -1,4 +1,6 @@
-"""How a snippet is taken apart: a last line that is an expression is found without a tree, and means the same."""
+"""How a snippet is taken apart: a last line that is an expression is found without a tree, and
+means the same.
+"""
 
 from __future__ import annotations
 

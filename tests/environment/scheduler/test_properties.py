@@ -1,4 +1,6 @@
-"""Whatever comes in whatever order: nothing is lost, nothing doubled, no slot is idle or taken twice, order holds."""
+"""Whatever comes in whatever order: nothing is lost, nothing doubled, no slot is idle or taken
+twice, order holds.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Queueing(RuleBasedStateMachine):
 
     def is_next(self, mine: Submission, ahead: list[Expected]) -> None:
         alike = [
-            other for other in ahead if (other.submission.run, other.submission.priority) == (mine.run, mine.priority)
+            other
+            for other in ahead
+            if (other.submission.run, other.submission.priority) == (mine.run, mine.priority)
         ]
         assert all(other.submission.session in self.busy() for other in alike)
         free = [call for call in self.calls if call.waits and call.submission.session is None]
@@ -91,18 +95,27 @@ class Queueing(RuleBasedStateMachine):
     def submit(self, number: int, run: str, priority: int, session: str | None) -> None:
         run, priority = ("", 0) if session else (run, priority)
         for _ in range(number):
-            submission = Submission(str(len(self.calls)), session=session, run=run, priority=priority)
+            submission = Submission(
+                str(len(self.calls)), session=session, run=run, priority=priority
+            )
             call = Expected(submission)
             self.calls.append(call)
             call.future = self.scheduler.submit(submission)
 
     @precondition(lambda self: self.workers.running)
-    @rule(data=st.data(), how=st.sampled_from(["ok", "ok", "ok", "error", "timeout", "lost", "broken"]))
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["ok", "ok", "ok", "error", "timeout", "lost", "broken"]),
+    )
     def end(self, data: st.DataObject, how: str) -> None:
         work = data.draw(st.sampled_from(self.workers.running))
         call = self.calls[int(work.code)]
         own = not (call.future is not None and call.future.done())
-        result = failed(how) if how in ("lost", "broken") else ExecutionResult(ToolStatus(how), value=work.code)
+        result = (
+            failed(how)
+            if how in ("lost", "broken")
+            else ExecutionResult(ToolStatus(how), value=work.code)
+        )
         session = call.submission.session
         if own and session is not None and how in ("ok", "error"):
             self.lived.setdefault(session, []).append(work.code)
@@ -118,7 +131,9 @@ class Queueing(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        open_calls = [call for call in self.calls if call.future is not None and not call.future.done()]
+        open_calls = [
+            call for call in self.calls if call.future is not None and not call.future.done()
+        ]
         if open_calls:
             future = data.draw(st.sampled_from(open_calls)).future
             assert future is not None
@@ -141,7 +156,9 @@ class Queueing(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_idle_while_a_call_could_run(self) -> None:
-        open_calls = [call for call in self.calls if call.future is not None and not call.future.done()]
+        open_calls = [
+            call for call in self.calls if call.future is not None and not call.future.done()
+        ]
         free = [call for call in open_calls if call.submission.session is None]
         sessions = {call.submission.session for call in open_calls} - {None}
         assert len(self.workers.running) >= min(SLOTS, len(free) + len(sessions))
@@ -153,18 +170,28 @@ class Queueing(RuleBasedStateMachine):
             if call.future is not None and call.future.done() and not call.future.cancelled():
                 result = call.future.result(0)
                 assert call.starts <= result.attempt <= 2
-                assert call.starts or result.status is ToolStatus.INFRASTRUCTURE  # its session could not be rebuilt
+                # its session could not be rebuilt
+                assert call.starts or result.status is ToolStatus.INFRASTRUCTURE
                 assert result.value in (str(i), None)
                 assert (result.status is ToolStatus.INFRASTRUCTURE) == (result.value is None)
-                known = {SessionState.NEW} if not call.before else {SessionState.KEPT, SessionState.REPLAYED}
-                assert result.session in (known if call.submission.session else {None}) or result.value is None
+                known = (
+                    {SessionState.NEW}
+                    if not call.before
+                    else {SessionState.KEPT, SessionState.REPLAYED}
+                )
+                assert (
+                    result.session in (known if call.submission.session else {None})
+                    or result.value is None
+                )
 
     def teardown(self) -> None:
         while self.workers.running:
             work = self.workers.running[0]
             call = self.calls[int(work.code)]
             done = call.future is not None and call.future.done() and not call.future.cancelled()
-            result = call.future.result(0) if done else ExecutionResult(ToolStatus.OK, value=work.code)  # type: ignore[union-attr]
+            result = (
+                call.future.result(0) if done else ExecutionResult(ToolStatus.OK, value=work.code)
+            )  # type: ignore[union-attr]
             if not done and call.submission.session is not None:
                 self.lived.setdefault(call.submission.session, []).append(work.code)
             self.workers.end(work, result, lost=False)
@@ -174,11 +201,15 @@ class Queueing(RuleBasedStateMachine):
         self.scheduler.close()
 
 
-ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+ANY_SPEED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 TestQueueing = Queueing.TestCase
-TestQueueing.settings = settings(ANY_SPEED, max_examples=30, stateful_step_count=25, derandomize=True)
+TestQueueing.settings = settings(
+    ANY_SPEED, max_examples=30, stateful_step_count=25, derandomize=True
+)
 
 
 @pytest.mark.slow
@@ -204,7 +235,9 @@ def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -
 
 
 def test_under_threads_nothing_is_lost_or_doubled() -> None:
-    """Several threads submit, cancel and resubmit; outcomes come from as many others, some of them lost."""
+    """Several threads submit, cancel and resubmit; outcomes come from as many others, some of them
+    lost.
+    """
     workers = ThreadWorkers(4)
     scheduler = Scheduler(workers, max_sessions=4)
 
@@ -232,12 +265,24 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
     with ThreadPoolExecutor(8) as pool:
         seen = sum(pool.map(client, range(8)), Counter[str]())
     assert sum(seen.values()) == 8 * 150
-    assert min(seen[status] for status in (ToolStatus.OK, ToolStatus.TIMEOUT, ToolStatus.INFRASTRUCTURE)) > 20
+    assert (
+        min(
+            seen[status]
+            for status in (ToolStatus.OK, ToolStatus.TIMEOUT, ToolStatus.INFRASTRUCTURE)
+        )
+        > 20
+    )
     assert scheduler.drain(60)
     assert "hrm_environment_waiting 0\n" in scheduler.metrics()
     scheduler.close()
     assert workers.broken == []
     assert (
-        max(Counter(code for code in workers.began if "once" not in code and not code.startswith("value")).values())
+        max(
+            Counter(
+                code
+                for code in workers.began
+                if "once" not in code and not code.startswith("value")
+            ).values()
+        )
         <= 2
     )

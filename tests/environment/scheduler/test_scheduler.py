@@ -1,4 +1,6 @@
-"""The queue before the slots: order, fairness, ids, deadlines, bounds, cancellation, second attempts, the end."""
+"""The queue before the slots: order, fairness, ids, deadlines, bounds, cancellation, second
+attempts, the end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def workers() -> Iterator[ThreadWorkers]:
     assert workers.broken == []
 
 
-def running(scheduler: Scheduler, workers: ThreadWorkers, **fields: object) -> Future[ExecutionResult]:
+def running(
+    scheduler: Scheduler, workers: ThreadWorkers, **fields: object
+) -> Future[ExecutionResult]:
     """A call that holds its slot until it is killed."""
     before = workers.began.count("wait")
     future = scheduler.submit(Submission("wait", **fields))  # type: ignore[arg-type]
@@ -48,8 +52,12 @@ def test_first_in_first_out(scheduler: Scheduler, workers: ThreadWorkers) -> Non
     assert workers.began[1:] == [f"value {i}" for i in range(200)]
 
 
-def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(scheduler: Scheduler, workers: ThreadWorkers) -> None:
-    """As soon as one has ended, its caller submits the next: the calls that wait come first all the same."""
+def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    """As soon as one has ended, its caller submits the next: the calls that wait come first all the
+    same.
+    """
     waiting = [scheduler.submit(Submission(f"sleep 0.00{i}")) for i in range(1, 6)]
     waiting[0].add_done_callback(lambda _: scheduler.submit(Submission("value late")))
     for call in waiting:
@@ -67,13 +75,19 @@ def test_higher_priorities_go_first(scheduler: Scheduler, workers: ThreadWorkers
     assert workers.began[1:] == ["value 3", "value 3", "value 0", "value 0", "value -5"]
 
 
-def test_a_priority_orders_the_calls_of_its_client_alone(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_priority_orders_the_calls_of_its_client_alone(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers, client="greedy")
     for i in range(100):
-        scheduler.submit(Submission(f"value greedy{i}", client="greedy", priority=100, run=f"run {i % 7}"))
+        scheduler.submit(
+            Submission(f"value greedy{i}", client="greedy", priority=100, run=f"run {i % 7}")
+        )
     for priority in (-100, 5):
         scheduler.submit(Submission(f"value {priority}", client="modest", priority=priority))
-    scheduler.submit(Submission("value last", client="last", priority=-100)).add_done_callback(lambda _: None)
+    scheduler.submit(Submission("value last", client="last", priority=-100)).add_done_callback(
+        lambda _: None
+    )
     hold.cancel()
     block_until(lambda: len(workers.began) == 104)
     places = [workers.began.index(code) for code in ("value 5", "value -100", "value last")]
@@ -96,11 +110,19 @@ def test_slots_are_shared_evenly_among_clients_whatever_their_runs() -> None:
         )
     scheduler.close()
     queue = scheduler._dispatch._queue  # pyright: ignore[reportPrivateUsage]
-    assert (len(queue), queue._lanes, queue._order, queue._client_shares, queue._run_shares) == (0, {}, {}, {}, {})
+    assert (len(queue), queue._lanes, queue._order, queue._client_shares, queue._run_shares) == (
+        0,
+        {},
+        {},
+        {},
+        {},
+    )
     assert workers.broken == []
 
 
-def test_a_run_with_many_calls_does_not_starve_one_with_few(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_run_with_many_calls_does_not_starve_one_with_few(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers)
     for i in range(1000):
         scheduler.submit(Submission(f"value many{i}", run="many"))
@@ -112,7 +134,9 @@ def test_a_run_with_many_calls_does_not_starve_one_with_few(scheduler: Scheduler
 
 
 def test_slots_are_shared_evenly_whatever_the_length_of_calls() -> None:
-    """The calls of one run are ten times as long as the other's: it gets as many slots, not ten times as many."""
+    """The calls of one run are ten times as long as the other's: it gets as many slots, not ten
+    times as many.
+    """
     ends: dict[Work, int] = {}
     workers = SteppedWorkers(lambda work: ends.update({work: now + int(work.code)}), slots=4)
     scheduler, now, began = Scheduler(workers), 0, Counter[str]()
@@ -122,7 +146,10 @@ def test_slots_are_shared_evenly_whatever_the_length_of_calls() -> None:
         work = min(workers.running, key=ends.__getitem__)
         now, began[work.code] = ends[work], began[work.code] + 1
         workers.end(work, ExecutionResult(ToolStatus.OK), lost=False)
-        assert sorted(work.code for work in workers.running) in (["1", "1", "10", "10"], ["1", "1", "1", "10"])
+        assert sorted(work.code for work in workers.running) in (
+            ["1", "1", "10", "10"],
+            ["1", "1", "1", "10"],
+        )
     assert began["10"] <= began["1"] / 9
     scheduler.close()
     assert workers.broken == []
@@ -137,7 +164,9 @@ def test_cancelling_frees_the_slot_at_once(scheduler: Scheduler, workers: Thread
     assert workers.began == ["wait", "value after"]
 
 
-def test_cancelled_calls_are_not_kept_in_the_queue(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_cancelled_calls_are_not_kept_in_the_queue(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     running(scheduler, workers)
     calls = [scheduler.submit(Submission(f"value {i}")) for i in range(500)]
     for call in calls:
@@ -145,7 +174,9 @@ def test_cancelled_calls_are_not_kept_in_the_queue(scheduler: Scheduler, workers
     last = scheduler.submit(Submission("value last"))
     assert "hrm_environment_waiting 1\n" in scheduler.metrics()
     queue = scheduler._dispatch._queue  # pyright: ignore[reportPrivateUsage]
-    assert sum(len(line._heap) for lane in queue._lanes.values() for line in lane.lines.values()) < 100
+    assert (
+        sum(len(line._heap) for lane in queue._lanes.values() for line in lane.lines.values()) < 100
+    )
     assert not last.done()
 
 
@@ -169,8 +200,12 @@ def test_one_of_two_callers_may_leave(scheduler: Scheduler, workers: ThreadWorke
     assert outcome(scheduler.submit(Submission("value 1"))).value == "1"
 
 
-@pytest.mark.parametrize("other", [Submission("clock ", id="a"), Submission("clock", id="a", session="s")])
-def test_an_id_of_another_call_is_refused(other: Submission, scheduler: Scheduler, workers: ThreadWorkers) -> None:
+@pytest.mark.parametrize(
+    "other", [Submission("clock ", id="a"), Submission("clock", id="a", session="s")]
+)
+def test_an_id_of_another_call_is_refused(
+    other: Submission, scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers)
     call = scheduler.submit(Submission("clock", id="a"))
     assert outcome(scheduler.submit(other)).status is ToolStatus.INVALID_CALL
@@ -190,14 +225,19 @@ def test_what_the_infrastructure_failed_at_is_run_again_under_its_id(
     scheduler: Scheduler, workers: ThreadWorkers
 ) -> None:
     for _ in range(2):
-        assert outcome(scheduler.submit(Submission("lose", id="a"))).status is ToolStatus.INFRASTRUCTURE
+        assert (
+            outcome(scheduler.submit(Submission("lose", id="a"))).status
+            is ToolStatus.INFRASTRUCTURE
+        )
     assert workers.began == ["lose"] * 4
 
 
 def test_answers_are_forgotten_oldest_first(workers: ThreadWorkers) -> None:
     scheduler = Scheduler(workers, bounds=Bounds(answers=2))
     first = [outcome(scheduler.submit(Submission("clock", id=name))).value for name in "abc"]
-    assert [outcome(scheduler.submit(Submission("clock", id=name))).value for name in "cb"] == first[:0:-1]
+    assert [
+        outcome(scheduler.submit(Submission("clock", id=name))).value for name in "cb"
+    ] == first[:0:-1]
     assert outcome(scheduler.submit(Submission("clock", id="a"))).value not in first
     scheduler.close()
     large = Scheduler(ThreadWorkers(1), bounds=Bounds(answers_bytes=10_000))
@@ -223,13 +263,21 @@ def test_a_lost_call_keeps_its_place(scheduler: Scheduler, workers: ThreadWorker
     assert workers.began == ["wait", "lose once", "lose once", "value 1", "value 2"]
 
 
-def test_a_deadline_is_answered_on_time_though_no_slot_is_free(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_deadline_is_answered_on_time_though_no_slot_is_free(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers, deadline_seconds=60)
     begun = time.monotonic()
-    last, late, early = (scheduler.submit(Submission("value never", deadline_seconds=each)) for each in (60, 0.1, 0.05))
+    last, late, early = (
+        scheduler.submit(Submission("value never", deadline_seconds=each))
+        for each in (60, 0.1, 0.05)
+    )
     result = outcome(early)
     assert time.monotonic() - begun >= 0.05
-    assert (result.status, "deadline of 0.05 s" in result.stderr) == (ToolStatus.INFRASTRUCTURE, True)
+    assert (result.status, "deadline of 0.05 s" in result.stderr) == (
+        ToolStatus.INFRASTRUCTURE,
+        True,
+    )
     assert result.queued_seconds >= 0.05
     assert "deadline of 0.1 s" in outcome(late).stderr
     assert not last.done()
@@ -240,7 +288,9 @@ def test_a_deadline_is_answered_on_time_though_no_slot_is_free(scheduler: Schedu
     assert workers.began == ["wait", "value 1"]
 
 
-def test_a_deadline_counts_until_the_call_has_begun(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_deadline_counts_until_the_call_has_begun(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers, deadline_seconds=60)
     (call,) = scheduler._open  # pyright: ignore[reportPrivateUsage]
     scheduler._guard.change(scheduler._expire, call)  # pyright: ignore[reportPrivateUsage] - as if it were over
@@ -275,16 +325,31 @@ def test_what_is_out_of_bounds_is_refused_by_name(
     assert workers.began == []
 
 
-NO_DEADLINES = [1e12, 1e308, 10**400, 10**5000, 604_801, -0.001, -1e12, *map(float, ("nan", "inf", "-inf"))]
+NO_DEADLINES = [
+    1e12,
+    1e308,
+    10**400,
+    10**5000,
+    604_801,
+    -0.001,
+    -1e12,
+    *map(float, ("nan", "inf", "-inf")),
+]
 
 
-@pytest.mark.parametrize("number", range(len(NO_DEADLINES)))  # Python refuses to write one of them in full
+# Python refuses to write one of them in full
+@pytest.mark.parametrize("number", range(len(NO_DEADLINES)))
 def test_a_deadline_that_is_none_is_refused_and_costs_nobody_else_theirs(
     number: int, scheduler: Scheduler, workers: ThreadWorkers
 ) -> None:
     running(scheduler, workers, deadline_seconds=604_800)
-    refused = outcome(scheduler.submit(Submission("value 1", deadline_seconds=NO_DEADLINES[number])))
-    assert (refused.status, "from 0 to 604,800" in refused.stderr) == (ToolStatus.INVALID_CALL, True)
+    refused = outcome(
+        scheduler.submit(Submission("value 1", deadline_seconds=NO_DEADLINES[number]))
+    )
+    assert (refused.status, "from 0 to 604,800" in refused.stderr) == (
+        ToolStatus.INVALID_CALL,
+        True,
+    )
     late = outcome(scheduler.submit(Submission("value 1", deadline_seconds=0.01)))
     assert "deadline of 0.01 s" in late.stderr
 
@@ -303,7 +368,9 @@ def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -
         scheduler.submit(Submission(f"value {i}"))
     with pytest.raises(QueueFullError, match="2 calls are waiting"):
         scheduler.submit(Submission("value refused"))
-    calls = [scheduler.enter(Submission(f"value {i}"), told.append, patient=True) for i in range(2, 7)]
+    calls = [
+        scheduler.enter(Submission(f"value {i}"), told.append, patient=True) for i in range(2, 7)
+    ]
     assert calls[0] is not None
     scheduler.leave(calls[0], told.append)
     late = Submission("value late", deadline_seconds=0.05)
@@ -316,7 +383,9 @@ def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -
     scheduler.close()
 
 
-def test_draining_ends_what_is_open_and_takes_nothing_new(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_draining_ends_what_is_open_and_takes_nothing_new(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers)
     queued = scheduler.submit(Submission("value 1"))
     assert not scheduler.drain(0.05)
@@ -330,7 +399,13 @@ def test_draining_ends_what_is_open_and_takes_nothing_new(scheduler: Scheduler, 
 def test_closing_gives_every_call_an_outcome(workers: ThreadWorkers) -> None:
     scheduler = Scheduler(workers, bounds=Bounds(queue=10))
     hold = running(scheduler, workers)
-    calls = [hold, *(scheduler.submit(Submission("value 1", session="s" if i % 2 else None)) for i in range(10))]
+    calls = [
+        hold,
+        *(
+            scheduler.submit(Submission("value 1", session="s" if i % 2 else None))
+            for i in range(10)
+        ),
+    ]
     told: list[ExecutionResult] = []
     scheduler.enter(Submission("value outside"), told.append, patient=True)
     scheduler.close()
@@ -366,7 +441,9 @@ def test_workers_may_answer_at_once_or_fail_to_start() -> None:
     scheduler.close()
 
 
-def test_an_outcome_that_is_told_twice_counts_once(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_an_outcome_that_is_told_twice_counts_once(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     outcome(scheduler.submit(Submission("value 1")))
     hold = running(scheduler, workers)
     workers.works[0].done(ExecutionResult(ToolStatus.OK), False)
@@ -378,7 +455,12 @@ def test_an_outcome_that_is_told_twice_counts_once(scheduler: Scheduler, workers
 
 
 def test_seeds_come_from_names(scheduler: Scheduler, workers: ThreadWorkers) -> None:
-    named = [Submission("value", id="a"), Submission("value", id="b"), Submission("value"), Submission("value")]
+    named = [
+        Submission("value", id="a"),
+        Submission("value", id="b"),
+        Submission("value"),
+        Submission("value"),
+    ]
     for submission in [*named, Submission("value", session="a"), Submission("value", session="a")]:
         outcome(scheduler.submit(submission))
     seeds = [work.seed for work in workers.works]
@@ -412,10 +494,14 @@ def test_metrics_are_prometheus_text(scheduler: Scheduler) -> None:
         assert float(samples[f"hrm_environment_{name}"]) == value, name
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
-    assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == set(families)
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == set(
+        families
+    )
 
 
-def test_a_cancelled_future_raises_for_those_who_wait(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_cancelled_future_raises_for_those_who_wait(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = running(scheduler, workers)
     hold.cancel()
     with pytest.raises(CancelledError):

@@ -1,4 +1,6 @@
-"""Sessions as the scheduler keeps them: which process continues, what is run again, what is lost, who may."""
+"""Sessions as the scheduler keeps them: which process continues, what is run again, what is lost,
+who may.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def workers() -> Iterator[ThreadWorkers]:
     assert workers.broken == []
 
 
-def submit(scheduler: Scheduler, code: str, session: str = "s", **fields: object) -> Future[ExecutionResult]:
+def submit(
+    scheduler: Scheduler, code: str, session: str = "s", **fields: object
+) -> Future[ExecutionResult]:
     return scheduler.submit(Submission(code, session=session, **fields))  # type: ignore[arg-type]
 
 
@@ -52,8 +56,12 @@ def test_a_session_keeps_its_process(scheduler: Scheduler) -> None:
     assert found(scheduler, "get", "other") == ("nothing", NEW)
 
 
-def test_calls_of_a_session_run_one_at_a_time_in_order(scheduler: Scheduler, workers: ThreadWorkers) -> None:
-    calls = [submit(scheduler, f"sleep 0.0{i}") for i in (3, 2, 1)] + [submit(scheduler, f"set {i}") for i in range(50)]
+def test_calls_of_a_session_run_one_at_a_time_in_order(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    calls = [submit(scheduler, f"sleep 0.0{i}") for i in (3, 2, 1)] + [
+        submit(scheduler, f"set {i}") for i in range(50)
+    ]
     others = [submit(scheduler, "set 1", f"other{i}") for i in range(50)]
     for call in calls + others:
         call.result(60)
@@ -83,7 +91,9 @@ def test_a_call_that_ended_its_process_is_none_of_the_session(
     assert workers.began == ["set 5", fatal, "set 5", "get", "get"]
 
 
-def test_a_cancelled_call_is_none_of_the_session(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_cancelled_call_is_none_of_the_session(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     run(scheduler, "set 5")
     hold = submit(scheduler, "wait")
     block_until(lambda: "wait" in workers.began)
@@ -104,14 +114,18 @@ def test_a_process_that_dies_idle_is_rebuilt(scheduler: Scheduler, workers: Thre
     assert found(scheduler, "get") == ("5", REPLAYED)
 
 
-def test_a_process_whose_death_is_heard_of_late_is_rebuilt(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_process_whose_death_is_heard_of_late_is_rebuilt(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     run(scheduler, "set 5")
     workers.processes.clear()
     result = run(scheduler, "get")
     assert (result.value, result.session, result.attempt) == ("5", REPLAYED, 2)
 
 
-def test_a_call_lost_before_it_began_is_run_again_and_one_that_began_is_not(scheduler: Scheduler) -> None:
+def test_a_call_lost_before_it_began_is_run_again_and_one_that_began_is_not(
+    scheduler: Scheduler,
+) -> None:
     run(scheduler, "set 5")
     lost = run(scheduler, "lose once")
     assert (lost.status, lost.session, lost.attempt) == (ToolStatus.OK, REPLAYED, 2)
@@ -120,7 +134,9 @@ def test_a_call_lost_before_it_began_is_run_again_and_one_that_began_is_not(sche
     assert found(scheduler, "get") == ("5", REPLAYED)
 
 
-def test_what_comes_to_something_else_is_named_once(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_what_comes_to_something_else_is_named_once(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     run(scheduler, "set 5")
     run(scheduler, "clock")
     run(scheduler, "timeout")
@@ -134,7 +150,12 @@ def test_cells_that_changed_keep_their_numbers_where_one_before_them_is_fatal(
     scheduler: Scheduler, workers: ThreadWorkers
 ) -> None:
     died = ExecutionResult(ToolStatus.ERROR, stdout="last words").digest
-    cells = (Cell("die", died), Cell("set 5", digest("5")), Cell("clock", digest("1")), Cell("get", digest("6")))
+    cells = (
+        Cell("die", died),
+        Cell("set 5", digest("5")),
+        Cell("clock", digest("1")),
+        Cell("get", digest("6")),
+    )
     rebuilt = run(scheduler, "get", history=cells)
     assert (rebuilt.value, rebuilt.session, rebuilt.changed_cells) == ("5", DIFFERS, (3, 4))
 
@@ -145,24 +166,37 @@ def test_the_history_that_is_given_counts(scheduler: Scheduler, workers: ThreadW
     assert found(scheduler, "get", history=(*cells, Cell("get", digest("5")))) == ("5", KEPT)
     assert found(scheduler, "get", history=(*cells, Cell("get"), Cell("get"))) == ("5", KEPT)
     assert found(scheduler, "get", history=(Cell("set 6"),)) == ("6", REPLAYED)
-    assert found(scheduler, "get", history=(Cell("set 6"), Cell("get", digest("7")))) == ("6", DIFFERS)
+    assert found(scheduler, "get", history=(Cell("set 6"), Cell("get", digest("7")))) == (
+        "6",
+        DIFFERS,
+    )
     assert found(scheduler, "get", history=()) == ("nothing", NEW)
     assert found(scheduler, "get") == ("nothing", KEPT)
     assert len(workers.processes) == 1
 
 
-def test_a_cell_that_ended_its_process_does_so_again(scheduler: Scheduler, workers: ThreadWorkers) -> None:
-    """A history may hold such a cell: it is left out, and nothing is lost if it came to what it came to before."""
+def test_a_cell_that_ended_its_process_does_so_again(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    """A history may hold such a cell: it is left out, and nothing is lost if it came to what it
+    came to before.
+    """
     died = ExecutionResult(ToolStatus.ERROR, stdout="last words").digest
     assert found(scheduler, "get", history=(Cell("set 5"), Cell("die", died))) == ("5", REPLAYED)
-    assert found(scheduler, "get", history=(Cell("set 6"), Cell("die", digest("else")), Cell("value 1"))) == ("6", LOST)
+    assert found(
+        scheduler, "get", history=(Cell("set 6"), Cell("die", digest("else")), Cell("value 1"))
+    ) == ("6", LOST)
     assert found(scheduler, "get", history=(Cell("set 7"), Cell("die"))) == ("7", LOST)
 
 
-def test_rebuilding_is_given_up_when_cell_after_cell_is_fatal(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_rebuilding_is_given_up_when_cell_after_cell_is_fatal(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     cells = (Cell("set 5"), *(Cell(f"timeout {i}") for i in range(10)))
     assert found(scheduler, "get", history=cells) == ("nothing", LOST)
-    assert [code for code in workers.began if code.startswith("timeout")] == [f"timeout {i}" for i in range(3)]
+    assert [code for code in workers.began if code.startswith("timeout")] == [
+        f"timeout {i}" for i in range(3)
+    ]
 
 
 def test_rebuilding_is_tried_twice(scheduler: Scheduler, workers: ThreadWorkers) -> None:
@@ -172,7 +206,9 @@ def test_rebuilding_is_tried_twice(scheduler: Scheduler, workers: ThreadWorkers)
     assert (result.status, result.attempt) == (ToolStatus.INFRASTRUCTURE, 2)
 
 
-def test_a_call_is_cancelled_while_its_session_is_rebuilt(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_call_is_cancelled_while_its_session_is_rebuilt(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     hold = submit(scheduler, "value 1", history=(Cell("set 5"), Cell("wait"), Cell("value 2")))
     block_until(lambda: "wait" in workers.began)
     hold.cancel()
@@ -184,8 +220,14 @@ def test_the_one_idle_longest_makes_room_and_is_rebuilt(workers: ThreadWorkers) 
     scheduler = Scheduler(workers, max_sessions=4)
     for i in range(6):
         run(scheduler, f"set {i}", f"s{i}")
-    assert [found(scheduler, "get", f"s{i}") for i in (2, 3, 4, 5)] == [(str(i), KEPT) for i in (2, 3, 4, 5)]
-    assert [found(scheduler, "get", f"s{i}") for i in (0, 1, 5)] == [("0", REPLAYED), ("1", REPLAYED), ("5", KEPT)]
+    assert [found(scheduler, "get", f"s{i}") for i in (2, 3, 4, 5)] == [
+        (str(i), KEPT) for i in (2, 3, 4, 5)
+    ]
+    assert [found(scheduler, "get", f"s{i}") for i in (0, 1, 5)] == [
+        ("0", REPLAYED),
+        ("1", REPLAYED),
+        ("5", KEPT),
+    ]
     assert workers.most_processes <= 4
     scheduler.close()
 
@@ -208,7 +250,8 @@ def test_what_is_remembered_is_bounded(workers: ThreadWorkers) -> None:
         run(scheduler, "get", "s7")
     assert found(scheduler, "get", "s7") == ("7", KEPT)
     run(scheduler, "timeout", "s7")
-    assert found(scheduler, "get", "s7") == ("nothing", LOST)  # it had more cells than are remembered
+    # it had more cells than are remembered
+    assert found(scheduler, "get", "s7") == ("nothing", LOST)
     scheduler.close()
     small = Scheduler(ThreadWorkers(1), max_sessions=1, bounds=Bounds(sessions_bytes=1000))
     for i in range(5):
@@ -229,7 +272,9 @@ def test_a_fork_is_a_copy_apart(scheduler: Scheduler, workers: ThreadWorkers) ->
         scheduler.fork_session("unknown", "copy")
 
 
-def test_a_fork_waits_for_the_running_call_only(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_fork_waits_for_the_running_call_only(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     calls = [submit(scheduler, "set 5"), submit(scheduler, "hold"), submit(scheduler, "set 6")]
     calls[0].result(60)
     block_until(lambda: "hold" in workers.began)
@@ -241,7 +286,9 @@ def test_a_fork_waits_for_the_running_call_only(scheduler: Scheduler, workers: T
     assert [work.code for work in workers.works if work.session == 2] == ["set 5", "hold", "get"]
 
 
-def test_a_fork_replaces_an_idle_session_but_no_busy_one(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_fork_replaces_an_idle_session_but_no_busy_one(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     run(scheduler, "set 5")
     run(scheduler, "set 9", "target")
     scheduler.fork_session("s", "target").result(60)
@@ -272,7 +319,9 @@ def test_end_session_ends_its_open_calls(scheduler: Scheduler, workers: ThreadWo
     block_until(lambda: set(workers.processes) == {2})
 
 
-def test_a_session_belongs_to_the_run_that_made_it(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_a_session_belongs_to_the_run_that_made_it(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
     run(scheduler, "set 5", run="mine")
     for other in ("theirs", ""):
         denied = run(scheduler, "get", run=other, history=())

@@ -30,11 +30,18 @@ TASK = TaskRef(id="1", family="test", prompt="Apples and pears. Return exactly: 
 
 
 async def run(
-    roles: Any, store: RunStore, environment: LocalEnvironment, delay: Any = 0, answer: Any = NO_ANSWER, **context: Any
+    roles: Any,
+    store: RunStore,
+    environment: LocalEnvironment,
+    delay: Any = 0,
+    answer: Any = NO_ANSWER,
+    **context: Any,
 ) -> Trajectory:
     with ScriptedEngine(roles, delay=delay) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        return await runner.run(Episode(TASK, "thread", graph="reasoning", context=context, seed=1), answer=answer)
+        return await runner.run(
+            Episode(TASK, "thread", graph="reasoning", context=context, seed=1), answer=answer
+        )
 
 
 def role(call: Any) -> str:
@@ -54,7 +61,9 @@ async def test_the_roles_in_their_order(store: RunStore, environment: LocalEnvir
 async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """The first solver is the slowest: its answer is recorded last, under its own call, with its own tokens."""
+    """The first solver is the slowest: its answer is recorded last, under its own call, with its
+    own tokens.
+    """
 
     overtaken = threading.Event()
 
@@ -74,9 +83,13 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     answers: dict[str, str] = {}
     for each in finished:
         sampled = _split(each)[1]
-        if each.parent is not None:  # the answer turn hangs on the turn that asked for the tool, of the same task
+        # the answer turn hangs on the turn that asked for the tool, of the same task
+        if each.parent is not None:
             (asked,) = [c for c in finished if c.id == each.parent]
-            assert asked.identity.checkpoint_ns.partition("|")[0] == each.identity.checkpoint_ns.partition("|")[0]
+            assert (
+                asked.identity.checkpoint_ns.partition("|")[0]
+                == each.identity.checkpoint_ns.partition("|")[0]
+            )
             goal = codec.decode(_split(asked)[0]).partition("Subgoal: ")[2].splitlines()[0]
             answers[goal.partition("<")[0]] = codec.decode(sampled)
     assert {goal: text[text.find("{") + 1 : text.find("}")] for goal, text in answers.items()} == {
@@ -87,7 +100,9 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     order = [c.id for c in finished]
     slow = next(c for c in firsts if "3 * 4" in codec.decode(_split(c)[0]))
     fast = next(c for c in firsts if "5 * 6" in codec.decode(_split(c)[0]))
-    assert order.index(fast.id) < order.index(slow.id), "the contrast needs answers that overtake each other"
+    assert order.index(fast.id) < order.index(slow.id), (
+        "the contrast needs answers that overtake each other"
+    )
     assert lint(trajectory) == []
 
 
@@ -128,7 +143,9 @@ class Slips(Roles):
         super().critic(messages)
         wrong = "pears = 31" in messages[-1].text
         return json.dumps(
-            {"action": "revise", "subgoal": "pears", "hint": "count again"} if wrong else {"action": "accept"}
+            {"action": "revise", "subgoal": "pears", "hint": "count again"}
+            if wrong
+            else {"action": "accept"}
         )
 
 
@@ -138,32 +155,48 @@ async def test_a_revision_solves_the_subgoal_again_and_what_depends_on_it(
     roles = Slips()
     trajectory = await run(roles, store, environment)
     assert roles.plans == 1
-    assert roles.seen_by_critic == [f"apples = 12\npears = {pears}\ntotal = {12 + pears}" for pears in (31, 30)]
+    assert roles.seen_by_critic == [
+        f"apples = 12\npears = {pears}\ntotal = {12 + pears}" for pears in (31, 30)
+    ]
     asked = [text(c) for c in trajectory.calls if role(c) == "solve" and c.parent is None]
     goals = [t.partition("Subgoal: ")[2].splitlines()[0].partition("<")[0] for t in asked]
     assert goals == ["3 * 4", "5 * 6", "apples + pears", "5 * 6", "apples + pears"]
     assert ["Hint: count again" in t for t in asked] == [False, False, False, True, False]
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, "Answer: 42") and lint(trajectory) == []
+    assert (trajectory.stop_reason, trajectory.answer) == (
+        StopReason.ANSWER,
+        "Answer: 42",
+    ) and lint(trajectory) == []
 
 
-async def test_a_check_overrules_consent_and_is_on_record(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_check_overrules_consent_and_is_on_record(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     class Checks(Slips):
         def critic(self, messages: Any) -> str:
             Roles.critic(self, messages)
-            return json.dumps({"action": "accept", "check": "assert pears % 5 == 0, 'pears come in fives'"})
+            return json.dumps(
+                {"action": "accept", "check": "assert pears % 5 == 0, 'pears come in fives'"}
+            )
 
     trajectory = await run(Checks(), store, environment)
     checks = [c for c in trajectory.tool_calls if c.identity.node == "critique"]
     assert [c.status for c in checks] == [ToolStatus.ERROR, ToolStatus.OK]
     assert trajectory.answer == "Answer: 42" and lint(trajectory) == []
-    assert "The check failed: AssertionError: pears come in fives" in "".join(map(text, trajectory.calls))
+    assert "The check failed: AssertionError: pears come in fives" in "".join(
+        map(text, trajectory.calls)
+    )
     assert (await replay_async(store, "thread")).equal
 
 
 @pytest.mark.parametrize(("said", "works_on"), [({"subgoal": "pears"}, "solve"), ({}, "plan")])
-async def test_a_person_is_asked(said: Any, works_on: str, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_person_is_asked(
+    said: Any, works_on: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     class Asks(Roles):
-        critiques = (json.dumps({"action": "ask", "hint": "Are bananas pears?", **said}), '{"action": "accept"}')
+        critiques = (
+            json.dumps({"action": "ask", "hint": "Are bananas pears?", **said}),
+            '{"action": "accept"}',
+        )
 
     roles = Asks()
     stopped = await run(roles, store, environment, ask_person=True)
@@ -184,7 +217,9 @@ async def test_the_wait_for_a_person_costs_no_time(
     roles, times = Asks(), turns._times  # pyright: ignore[reportPrivateUsage]
     stopped = await run(roles, store, environment, ask_person=True)
     assert stopped.stop_reason is StopReason.INTERRUPT
-    monkeypatch.setattr(turns, "_times", lambda turn: {name: at + 86400 for name, at in times(turn).items()})
+    monkeypatch.setattr(
+        turns, "_times", lambda turn: {name: at + 86400 for name, at in times(turn).items()}
+    )
     ended = await run(roles, store, environment, ask_person=True, answer="No.")
     assert ended.stop_reason is StopReason.ANSWER and roles.plans == 2
     assert (await replay_async(store, "thread")).equal
@@ -205,7 +240,9 @@ async def test_what_a_solver_spent_counts_where_its_context_is_full(
     with Full(Roles()) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         trajectory = await runner.run(Episode(TASK, "thread", graph="reasoning", seed=1))
-    found = store.checkpointer.get_tuple({"configurable": {"thread_id": "thread", "checkpoint_ns": ""}})
+    found = store.checkpointer.get_tuple(
+        {"configurable": {"thread_id": "thread", "checkpoint_ns": ""}}
+    )
     assert found is not None
     state = found.checkpoint["channel_values"]
     assert state["results"] == dict.fromkeys(("apples", "pears", "total"), "failed")
@@ -220,12 +257,18 @@ async def test_what_was_accepted_is_answered_and_not_a_fuller_plan_that_was_not(
         critiques = ('{"action": "replan", "hint": "Bananas count."}', '{"action": "accept"}')
 
         def solver(self, messages: Any) -> str:
-            return "I do not know." if self.plans == 2 and "3 * 4" in messages[1].text else super().solver(messages)
+            return (
+                "I do not know."
+                if self.plans == 2 and "3 * 4" in messages[1].text
+                else super().solver(messages)
+            )
 
         def planner(self, messages: Any) -> str:
             super().planner(messages)
             more = {"name": "bananas", "goal": "7 * 8", "needs": []}
-            return json.dumps({"subgoals": [*self.plan["subgoals"][:2], *([more] if self.plans == 2 else [])]})
+            return json.dumps(
+                {"subgoals": [*self.plan["subgoals"][:2], *([more] if self.plans == 2 else [])]}
+            )
 
     trajectory = await run(Replans(), store, environment)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, "Answer: 56")
@@ -234,7 +277,11 @@ async def test_what_was_accepted_is_answered_and_not_a_fuller_plan_that_was_not(
 @pytest.mark.parametrize(
     ("graph_name", "context", "message"),
     [
-        ("reasoning", {"max_rounds": "three"}, "max_rounds is 'three'. Give a whole number of 1 or more"),
+        (
+            "reasoning",
+            {"max_rounds": "three"},
+            "max_rounds is 'three'. Give a whole number of 1 or more",
+        ),
         ("reasoning", {"max_parallel": 0}, "max_parallel is 0"),
         ("reasoning", {"max_subgoals": -1}, "max_subgoals is -1"),
         ("reasoning", {"max_seconds": "x"}, "Give a number of 0 or more"),
@@ -256,9 +303,13 @@ async def test_a_limit_that_is_none_is_refused(
 async def test_each_role_has_its_own_model_and_temperature(
     store: RunStore, environment: LocalEnvironment, tmp_path: Path
 ) -> None:
-    (tmp_path / "critic.jsonl").write_text(json.dumps('{"action": "give_up", "hint": "too hard"}') + "\n")
+    (tmp_path / "critic.jsonl").write_text(
+        json.dumps('{"action": "give_up", "hint": "too hard"}') + "\n"
+    )
     models = {"critic": f"scripted:{tmp_path / 'critic.jsonl'}"}
-    trajectory = await run(Roles(), store, environment, models=models, temperatures={"solver": 0.5, "planner": 0.0})
+    trajectory = await run(
+        Roles(), store, environment, models=models, temperatures={"solver": 0.5, "planner": 0.0}
+    )
     assert trajectory.stop_reason is StopReason.GAVE_UP and trajectory.answer == "Answer: 42"
     assert {role(c): c.model for c in trajectory.calls}["critique"] == models["critic"]
     assert {role(c): c.sampling.temperature for c in trajectory.calls} == {
@@ -271,12 +322,18 @@ async def test_each_role_has_its_own_model_and_temperature(
 class Pair(Roles):
     """Two subgoals, neither of which needs the other."""
 
-    plan: Any = {"subgoals": [{"name": name, "goal": f"wait for {name}", "needs": []} for name in "ab"]}
+    plan: Any = {
+        "subgoals": [{"name": name, "goal": f"wait for {name}", "needs": []} for name in "ab"]
+    }
 
 
 @pytest.mark.parametrize("max_parallel", [1, 2])
-async def test_solvers_run_side_by_side(max_parallel: int, store: RunStore, environment: LocalEnvironment) -> None:
-    """At two at a time neither is answered before both have asked; at one at a time the first ends before the other."""
+async def test_solvers_run_side_by_side(
+    max_parallel: int, store: RunStore, environment: LocalEnvironment
+) -> None:
+    """At two at a time neither is answered before both have asked; at one at a time the first ends
+    before the other.
+    """
     asked: list[str] = []
     both = threading.Barrier(max_parallel, timeout=60)
 
@@ -292,7 +349,9 @@ async def test_solvers_run_side_by_side(max_parallel: int, store: RunStore, envi
 
 
 @pytest.mark.slow
-async def test_solvers_side_by_side_save_time(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_solvers_side_by_side_save_time(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     class Sleeps(Pair):
         def solver(self, messages: Any) -> str:
             return boxed(1) if messages[-1].type == "tool" else call("import time\ntime.sleep(3)")
@@ -301,7 +360,9 @@ async def test_solvers_side_by_side_save_time(store: RunStore, environment: Loca
         with ScriptedEngine(Sleeps()) as engine:
             runner = EpisodeRunner(store, engine, "scripted", environment)
             context = {"max_parallel": max_parallel}
-            trajectory = await runner.run(Episode(TASK, f"{max_parallel}", graph="reasoning", context=context))
+            trajectory = await runner.run(
+                Episode(TASK, f"{max_parallel}", graph="reasoning", context=context)
+            )
         solvers = [c for c in trajectory.calls if role(c) == "solve"]
         return max(c.ended_at for c in solvers) - min(c.started_at for c in solvers)
 
@@ -315,8 +376,14 @@ async def test_a_second_problem_on_the_thread_begins_anew(environment: LocalEnvi
     with ScriptedEngine(roles) as engine, using_policy(engine), using_environment(environment):
         for _ in range(2):
             given = {"messages": [HumanMessage("Apples and pears.")]}
-            state = await compiled.ainvoke(given, {"configurable": {"thread_id": "t"}}, context=context)
-            assert (state["stop_reason"], state["rounds"], state["spent"]["calls"]) == ("answer", 1, 9)
+            state = await compiled.ainvoke(
+                given, {"configurable": {"thread_id": "t"}}, context=context
+            )
+            assert (state["stop_reason"], state["rounds"], state["spent"]["calls"]) == (
+                "answer",
+                1,
+                9,
+            )
     assert len(state["messages"]) == 4
 
 
@@ -332,14 +399,24 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
 
     roles = Vague()
     trajectory = await run(roles, store, environment)
-    assert roles.plans == 2 and roles.seen_by_critic == ["answer = failed", ""], "each is asked once more"
+    assert roles.plans == 2 and roles.seen_by_critic == [
+        "answer = failed",
+        "",
+    ], "each is asked once more"
     assert trajectory.status is RunStatus.COMPLETED
 
 
 @pytest.mark.parametrize(
     ("subgoals", "names", "needs"),
     [
-        ([{"name": "a", "goal": "x", "needs": ["b"]}, {"name": "b", "goal": "y", "needs": ["a"]}], "ab", [[], ["a"]]),
+        (
+            [
+                {"name": "a", "goal": "x", "needs": ["b"]},
+                {"name": "b", "goal": "y", "needs": ["a"]},
+            ],
+            "ab",
+            [[], ["a"]],
+        ),
         (
             [{"name": "a", "goal": "x"}, {"name": "a", "goal": "y"}, "words", {"goal": 3}],
             ["a", "a_2", "part_3"],
@@ -349,6 +426,8 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
     ],
 )
 def test_plans_that_cannot_be_followed_are_put_right(subgoals: Any, names: Any, needs: Any) -> None:
-    answer = read_as(PlannerAnswer, "text before " + json.dumps({"subgoals": subgoals}) + " and after")
+    answer = read_as(
+        PlannerAnswer, "text before " + json.dumps({"subgoals": subgoals}) + " and after"
+    )
     plan, _ = arranged(answer.subgoals, 8)
     assert [s["name"] for s in plan] == list(names) and [s["needs"] for s in plan] == needs

@@ -41,7 +41,11 @@ class Formatted(Roles):
 
 
 async def run(
-    roles: Formatted, store: RunStore, environment: LocalEnvironment, problem: str = "Apples and pears.", **context: Any
+    roles: Formatted,
+    store: RunStore,
+    environment: LocalEnvironment,
+    problem: str = "Apples and pears.",
+    **context: Any,
 ) -> Trajectory:
     with ScriptedEngine(roles) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -49,7 +53,9 @@ async def run(
         return await runner.run(Episode(task, "thread", graph="reasoning", context=context, seed=1))
 
 
-async def test_the_synthesizer_is_shown_it_and_held_to_it(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_the_synthesizer_is_shown_it_and_held_to_it(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     roles = Formatted("Answer: <integer>", ["It is 42, I think.", "Answer: 42"])
     trajectory = await run(roles, store, environment)
     assert roles.asked[0].endswith("\nFormat: Answer: <integer>")
@@ -58,16 +64,23 @@ async def test_the_synthesizer_is_shown_it_and_held_to_it(store: RunStore, envir
     assert (await replay_async(store, "thread")).equal
 
 
-async def test_one_in_free_words_is_shown_and_not_checked(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_one_in_free_words_is_shown_and_not_checked(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     roles = Formatted("one whole number,\nwithout a unit", ["forty-two"])
     trajectory = await run(roles, store, environment)
-    assert roles.asked == [roles.asked[0]] and roles.asked[0].endswith("\nFormat: one whole number, without a unit")
+    assert roles.asked == [roles.asked[0]] and roles.asked[0].endswith(
+        "\nFormat: one whole number, without a unit"
+    )
     assert trajectory.answer == "forty-two"
 
 
 @pytest.mark.parametrize(
     ("problem", "context"),
-    [("Apples and pears. Return exactly: 'Answer: <fruit>'.", {}), ("Apples.", {"final_format": "Answer: <fruit>"})],
+    [
+        ("Apples and pears. Return exactly: 'Answer: <fruit>'.", {}),
+        ("Apples.", {"final_format": "Answer: <fruit>"}),
+    ],
 )
 async def test_what_the_person_asks_for_counts_before_it(
     problem: str, context: dict[str, Any], store: RunStore, environment: LocalEnvironment
@@ -90,7 +103,9 @@ async def test_a_planner_is_asked_for_it_where_the_context_says_so(
         trajectory = await runner.run(Episode(task, "other", graph="reasoning", seed=1))
     assert roles.system == PLANNER_PROMPT and "Format:" not in roles.asked[0]
     states = [found.checkpoint["channel_values"] for found in store.checkpointer.list(THREAD)]
-    assert trajectory.answer == "Answer: 42" and not any("answer_format" in state for state in states)
+    assert trajectory.answer == "Answer: 42" and not any(
+        "answer_format" in state for state in states
+    )
 
 
 THREAD: Any = {"configurable": {"thread_id": "other", "checkpoint_ns": ""}}
@@ -98,7 +113,13 @@ THREAD: Any = {"configurable": {"thread_id": "other", "checkpoint_ns": ""}}
 
 @pytest.mark.parametrize(
     ("given", "read"),
-    [('"Answer: <x>"', "Answer: <x>"), ("7", ""), ("null", ""), ('["a"]', ""), (f'"{"x" * 999}"', "x" * 200)],
+    [
+        ('"Answer: <x>"', "Answer: <x>"),
+        ("7", ""),
+        ("null", ""),
+        ('["a"]', ""),
+        (f'"{"x" * 999}"', "x" * 200),
+    ],
 )
 def test_whatever_a_planner_gives_is_read(given: str, read: str) -> None:
     plan = read_as(PlannerAnswer, f'{{"subgoals": ["a"], "answer_format": {given}}}')
@@ -107,4 +128,6 @@ def test_whatever_a_planner_gives_is_read(given: str, read: str) -> None:
 
 def test_old_plans_are_plans_and_asked_for_by_the_same_schema() -> None:
     assert read_as(PlannerAnswer, '["a", "b"]').answer_format == ""
-    assert list(PlannerAnswer.model_json_schema()["properties"]) == ["subgoals"], "requests are known by it"
+    assert list(PlannerAnswer.model_json_schema()["properties"]) == ["subgoals"], (
+        "requests are known by it"
+    )

@@ -1,4 +1,6 @@
-"""Citations in every form in which models write them: what is meant well is resolved, what is not is no mark."""
+"""Citations in every form in which models write them: what is meant well is resolved, what is not
+is no mark.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ from hrm_agent.retrieval.citations.checked_text import check, quoted_again
 from hrm_agent.retrieval.citations.marks import find_lists, find_marks
 
 WHALE = (
-    "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it's the largest animal known to have existed."
+    "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it's the largest animal"
+    " known to have existed."
 )
-KRILL = 'Krill are small crustaceans. They feed near the surface at night, and "eat" what they find [sic].'
+KRILL = (
+    'Krill are small crustaceans. They feed near the surface at night, and "eat" what they find'
+    " [sic]."
+)
 SOURCES = {
     "S1": renamed(new_source("Blue whale", WHALE), "S1"),
     "S2": renamed(new_source("Krill", KRILL), "S2"),
@@ -78,7 +84,12 @@ def test_what_is_meant_well_is_resolved(form: str) -> None:
 )
 def test_two_quotes_are_two_citations(text: str) -> None:
     found = check(text, SOURCES)
-    assert len(found.citations) == 2 and found.problems == () and "[1]" in found.body and "[2]" in found.body
+    assert (
+        len(found.citations) == 2
+        and found.problems == ()
+        and "[1]" in found.body
+        and "[2]" in found.body
+    )
 
 
 FALSE = {
@@ -130,7 +141,9 @@ FALSE = {
 @pytest.mark.parametrize("mark", FALSE)
 def test_what_quotes_nothing_is_no_mark(mark: str) -> None:
     found = check(f"Whales {mark} are long.", SOURCES)
-    assert found.body == " ".join(f"Whales {FALSE[mark]} are long.".split()) and found.citations == ()
+    assert (
+        found.body == " ".join(f"Whales {FALSE[mark]} are long.".split()) and found.citations == ()
+    )
     assert found.problems or FALSE[mark], "the writer is told of what is left out"
 
 
@@ -143,7 +156,10 @@ def test_what_quotes_nothing_is_no_mark(mark: str) -> None:
         "- [ ] this\n- [x] that",
         "the interval [0, 1] and the vector [0.5, 2.5], at [12:30]",
         "【重要】 and (1) and m² and (see below)",
-        "so:\n\n```python\nx[1] = y[2]  # [3]\nSources:\n[1] a\n```\nor\n\n~~~\n[^1]: no footnote\n~~~",
+        (
+            "so:\n\n```python\nx[1] = y[2]  # [3]\nSources:\n[1] a\n```\nor\n\n~~~\n[^1]: no"
+            " footnote\n~~~"
+        ),
         'the list ["some", "words"], and [he said "no"] to it',
         "The Galaxy (2010) and route (A1)",
         "1. References\n2. Pointers\n\nand [1.5] of [web design]",
@@ -197,7 +213,9 @@ LISTS = [
 @pytest.mark.parametrize("forged", LISTS)
 def test_the_list_of_sources_is_ours_alone(forged: str) -> None:
     found = check(f'Long [S1: "{LENGTH}"].\n\n{forged}', SOURCES)
-    assert found.body.replace("---", "").strip() == "Long [1]." and found.text.count("Sources:") == 1
+    assert (
+        found.body.replace("---", "").strip() == "Long [1]." and found.text.count("Sources:") == 1
+    )
     assert found.text.endswith(f'Sources:\n[1] Blue whale, 36-63: "{LENGTH}"')
 
 
@@ -214,12 +232,18 @@ def test_a_statement_about_sources_is_not_a_list_of_them() -> None:
             f'Small.\n\n## Sources\n\nThe Nile has two [S1: "{LENGTH}"].\n\nBoth are small.',
             "Small.\n\n## Sources\n\nThe Nile has two [1].\n\nBoth are small.",
         ),
-        (f'Small.\n\nReferences\nare aliases [S1: "{LENGTH}"].', "Small.\n\nReferences\nare aliases [1]."),
+        (
+            f'Small.\n\nReferences\nare aliases [S1: "{LENGTH}"].',
+            "Small.\n\nReferences\nare aliases [1].",
+        ),
         (
             f'So.\n\nSources\nthe river has\ntwo of them [S1: "{LENGTH}"].',
             "So.\n\nSources\nthe river has\ntwo of them [1].",
         ),
-        (f'Long [S1: "{LENGTH}"].\n\nSources:\n[1] Fake\nThe text goes on.', "Long [1].\n\nThe text goes on."),
+        (
+            f'Long [S1: "{LENGTH}"].\n\nSources:\n[1] Fake\nThe text goes on.',
+            "Long [1].\n\nThe text goes on.",
+        ),
         (f'Long [S1: "{LENGTH}"].\n\nSources:\n[1] Fake\nMore text', "Long [1].\n\nMore text"),
     ],
 )
@@ -229,15 +253,24 @@ def test_prose_beside_a_list_stays_where_it_is(text: str, body: str) -> None:
 
 def test_what_only_a_list_cites_is_hung_on_no_sentence() -> None:
     found = check(
-        f'Long.\n\nThey eat [S2: "{NIGHT}"].\n\nReferences:\n1. [S1: "{LENGTH}"]\n2. [S2: "{NIGHT}"]', SOURCES
+        f'Long.\n\nThey eat [S2: "{NIGHT}"].\n\nReferences:\n1. [S1: "{LENGTH}"]\n2. [S2:'
+        f' "{NIGHT}"]',
+        SOURCES,
     )
-    assert found.body == "Long.\n\nThey eat [1]." and [one["quote"] for one in found.citations] == [NIGHT]
+    assert found.body == "Long.\n\nThey eat [1]." and [one["quote"] for one in found.citations] == [
+        NIGHT
+    ]
     (problem,) = found.problems
-    assert LENGTH in problem and "it stands in a list" in problem, "the writer is told where it belongs"
+    assert LENGTH in problem and "it stands in a list" in problem, (
+        "the writer is told where it belongs"
+    )
 
 
 def test_a_mark_of_ours_is_no_link() -> None:
-    text = f'Long [S1: "{LENGTH}"](http://evil.test), [text] [S2: "{NIGHT}"] (so).\n[S1: "{LENGTH}"]: http://evil.test'
+    text = (
+        f'Long [S1: "{LENGTH}"](http://evil.test), [text] [S2: "{NIGHT}"] (so).\n[S1: "{LENGTH}"]:'
+        " http://evil.test"
+    )
     assert check(text, SOURCES).body == "Long [1], [text] [2] (so).\n [1] http://evil.test"
     assert check("See [text][3].", SOURCES).body == "See [text] (3)."
 
@@ -258,11 +291,17 @@ def test_a_mark_of_ours_is_no_link() -> None:
 )
 def test_what_is_left_out_brings_no_mark_together(text: str) -> None:
     found = check(text, SOURCES)
-    assert not LOOKS_LIKE_A_MARK.search(found.text) and "Fake, 1999" not in found.text and found.citations == ()
+    assert (
+        not LOOKS_LIKE_A_MARK.search(found.text)
+        and "Fake, 1999" not in found.text
+        and found.citations == ()
+    )
 
 
 def test_findings_are_cleaned_like_answers() -> None:
-    named = quoted_again(f"A 'quote' [7]; \"{LENGTH}\" [S1] [^2].\n\nSources:\n[1] Fake", SOURCES, {"S1": "S4"})
+    named = quoted_again(
+        f"A 'quote' [7]; \"{LENGTH}\" [S1] [^2].\n\nSources:\n[1] Fake", SOURCES, {"S1": "S4"}
+    )
     assert named == f'A \'quote\' (7); "{LENGTH}" [S4: "{LENGTH}"].'
 
 
@@ -275,7 +314,8 @@ ANSWERS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.lists
     st.sampled_from([*"[]()【】\"'“”`S12 \n:;,†^\\¹"]), max_size=60
 ).map("".join)
 LOOKS_LIKE_A_MARK = re.compile(
-    r"[\[［【〔〖〚⟦]\s*\^?(?:sources? )?(?:S?[1-9]\d{0,5}\s*[,;–-]?\s*)+(?:†[^\[\]【】]{0,40})?\\?[\]］】〕〗〛⟧]",
+    r"[\[［【〔〖〚⟦]\s*\^?(?:sources?"
+    r" )?(?:S?[1-9]\d{0,5}\s*[,;–-]?\s*)+(?:†[^\[\]【】]{0,40})?\\?[\]］】〕〗〛⟧]",
     re.IGNORECASE,
 )
 
@@ -294,9 +334,13 @@ def test_every_mark_of_an_answer_is_ours_and_stands(answer: str) -> None:
     ours = {f"[{number}]" for number in range(1, len(found.citations) + 1)}
     marks = {mark[0] for mark in LOOKS_LIKE_A_MARK.finditer(prose(found.body))}
     assert marks <= ours, (answer, found.body)
-    assert not prose(found.body) or all(mark in found.body for mark in ours), "each is cited somewhere"
+    assert not prose(found.body) or all(mark in found.body for mark in ours), (
+        "each is cited somewhere"
+    )
     listed = found.text[len(found.body) :].strip().splitlines()
-    assert [line.split()[0] for line in listed[1:]] == [f"[{n}]" for n in range(1, len(found.citations) + 1)]
+    assert [line.split()[0] for line in listed[1:]] == [
+        f"[{n}]" for n in range(1, len(found.citations) + 1)
+    ]
     again = quoted_again(answer, SOURCES, {})
     assert {c["quote"] for c in check(again, SOURCES).citations} >= {
         c["quote"] for c in found.citations
@@ -334,7 +378,9 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_takes_linear_time(name: str) -> None:
-    """Of eight times the length not much more than eight times as long: the square would be 64 times."""
+    """Of eight times the length not much more than eight times as long: the square would be 64
+    times.
+    """
 
     def seconds(length: int) -> float:
         text, took = HOSTILE[name](length), list[float]()
@@ -348,11 +394,15 @@ def test_a_hostile_answer_takes_linear_time(name: str) -> None:
     assert seconds(48_000) < 30 * seconds(6_000) + 0.1
 
 
-def test_each_source_is_prepared_once_however_many_quotes_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_is_prepared_once_however_many_quotes_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A model that makes quotes up is asked about all sources, of which there may be dozens."""
     plain, prepared = citations._plain, list[str]()
     monkeypatch.setattr(citations, "_plain", lambda text: (prepared.append(text), plain(text))[1])
-    sources = {f"S{n}": renamed(new_source(f"Whale {n}", f"{n}. {WHALE}"), f"S{n}") for n in range(30)}
+    sources = {
+        f"S{n}": renamed(new_source(f"Whale {n}", f"{n}. {WHALE}"), f"S{n}") for n in range(30)
+    }
     made_up = "".join(f'Claim {n} [S{n}: "these words stand nowhere, {n}"]. ' for n in range(20))
     checked = check(made_up, sources)
     assert not checked.citations and len(checked.problems) == 20

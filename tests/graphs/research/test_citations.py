@@ -1,4 +1,6 @@
-"""Quotes held against sources: whatever is accepted stands there to the character, and nothing else is accepted."""
+"""Quotes held against sources: whatever is accepted stands there to the character, and nothing else
+is accepted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def test_a_respaced_quote_finds_its_own_characters(seed: int) -> None:
         text = "".join(word + draw.choice(SPACES) for word in words)
         first = draw.randrange(len(words) - 5)
         said = words[first : first + draw.randint(5, 12)]
-        quote = "".join(word + draw.choice(SPACES) for word in said).strip().translate(draw.choice((PLAIN, {})))
+        quote = (
+            "".join(word + draw.choice(SPACES) for word in said)
+            .strip()
+            .translate(draw.choice((PLAIN, {})))
+        )
         sources = {"S1": source_of(text)}
         found = check(f'So [S1: "{quote}"].', sources)
         (cited,) = found.citations
@@ -44,7 +50,9 @@ def test_a_respaced_quote_finds_its_own_characters(seed: int) -> None:
 
 
 def test_what_is_said_again_is_accepted_again() -> None:
-    """A searcher's citations, under the names that the conversation has for its sources, stand as they are."""
+    """A searcher's citations, under the names that the conversation has for its sources, stand as
+    they are.
+    """
     text = 'He said "no" to it.\n\nThe end [sic] was – as told – near.'
     named = quoted_again(
         'First [S7: "said "no"  to it"], then [S7: "[sic] was - as"] and [S7: "made up by me"].',
@@ -70,9 +78,13 @@ def test_the_text_that_a_person_reads_is_stable() -> None:
             offset=100,
         ),
     }
-    found = check('B [S2: "It is here, too."], A [S1: "one is long"; S2: "It is here, too."] [9].', sources)
-    assert found.text == (
-        'B [1], A [2][1] (9).\n\nSources:\n[1] notes/two.md, 100-116: "It is here, too."\n[2] One, 10-21: "one is long"'
+    found = check(
+        'B [S2: "It is here, too."], A [S1: "one is long"; S2: "It is here, too."] [9].', sources
+    )
+    assert (
+        found.text
+        == 'B [1], A [2][1] (9).\n\nSources:\n[1] notes/two.md, 100-116: "It is here, too."\n[2]'
+        ' One, 10-21: "one is long"'
     )
 
 

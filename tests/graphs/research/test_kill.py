@@ -1,4 +1,6 @@
-"""A research that is killed between its searches goes on where it was: what was found is not looked for again."""
+"""A research that is killed between its searches goes on where it was: what was found is not looked
+for again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.whole
 
 
 @pytest.mark.slow
-async def test_a_search_that_was_done_is_not_made_again(tmp_path: Path, idle_environment: LocalEnvironment) -> None:
+async def test_a_search_that_was_done_is_not_made_again(
+    tmp_path: Path, idle_environment: LocalEnvironment
+) -> None:
     wiki, path = SmallWiki(), tmp_path / "store.db"
     command = [sys.executable, "-m", "tests.support.graphs.killed_research", wiki.url, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -33,8 +37,14 @@ async def test_a_search_that_was_done_is_not_made_again(tmp_path: Path, idle_env
         talk = Talk(store, idle_environment, Researcher(), wiki=wiki.url, user_agent=AGENT)
         trajectory = await talk.resumed()
         talk.close()
-        searched = [request.messages[1].text for request in talk.engine.requests if len(request.messages) > 2]
-        assert len(talk.engine.requests) == 3, "what the krill's searcher had not said, and the answer"
+        searched = [
+            request.messages[1].text
+            for request in talk.engine.requests
+            if len(request.messages) > 2
+        ]
+        assert len(talk.engine.requests) == 3, (
+            "what the krill's searcher had not said, and the answer"
+        )
         assert all(NIGHT in text for text in searched[:2]) and len(wiki.requests) == asked + 1
         assert trajectory.status is RunStatus.COMPLETED and len(talk.state["citations"]) == 2
         assert_exact(talk.state)

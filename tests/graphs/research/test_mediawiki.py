@@ -1,4 +1,6 @@
-"""A research conversation with a real MediaWiki: redirects, scripts, failures; every citation leads to its page."""
+"""A research conversation with a real MediaWiki: redirects, scripts, failures; every citation leads
+to its page.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from hrm_agent.store import RunStore
 from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.support.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.research_scripts import (
+    AGENT,
+    Researcher,
+    Talk,
+    assert_exact,
+    planned,
+    tool,
+)
 from tests.support.graphs.small_wiki import Patience
 from tests.support.wiki.proxy import Proxy, dies, says, serving, silence
 from tests.support.wiki.server import WikiServer
@@ -38,7 +47,8 @@ def proxy(wiki_server: WikiServer) -> Iterator[Proxy]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Patience:
     patience = Patience(attempts=2)
     monkeypatch.setattr(research_tools, "open_wiki", patience.open_wiki)
-    monkeypatch.setattr(asking, "_hosts", {})  # what a wiki has asked for is not asked of the next one on its port
+    # what a wiki has asked for is not asked of the next one on its port
+    monkeypatch.setattr(asking, "_hosts", {})
     return patience
 
 
@@ -60,8 +70,13 @@ def quotes(*cited: tuple[str, str]) -> Any:
     """A writer that quotes pages by their titles."""
 
     def writer(messages: Any) -> str:
-        shown = {title: name for name, title in re.findall(r"<source (S\d+) \w+> (.*?) \(http", messages[1].text)}
-        return " ".join(f'So it says [{shown.get(title, "S0")}: "{quote}"].' for title, quote in cited)
+        shown = {
+            title: name
+            for name, title in re.findall(r"<source (S\d+) \w+> (.*?) \(http", messages[1].text)
+        }
+        return " ".join(
+            f'So it says [{shown.get(title, "S0")}: "{quote}"].' for title, quote in cited
+        )
 
     return writer
 
@@ -69,7 +84,9 @@ def quotes(*cited: tuple[str, str]) -> Any:
 class Turn:
     """What the person says, what the roles do then, and what comes of it."""
 
-    def __init__(self, said: str, steps: Any, cited: Any, outcomes: list[tuple[str, ToolStatus]]) -> None:
+    def __init__(
+        self, said: str, steps: Any, cited: Any, outcomes: list[tuple[str, ToolStatus]]
+    ) -> None:
         self.said, self.steps, self.cited, self.outcomes = said, steps, cited, outcomes
 
 
@@ -77,7 +94,10 @@ CONVERSATION = [
     Turn(
         "Who built the lighthouse?",
         [(SEARCH, "Orrin"), (READ, "Orrin Lighthouse"), (READ, "Ida Kestrel")],
-        [("Orrin Lighthouse", "built in 1874 by the engineer Ida Kestrel"), ("Ida Kestrel", "born in Zürich")],
+        [
+            ("Orrin Lighthouse", "built in 1874 by the engineer Ida Kestrel"),
+            ("Ida Kestrel", "born in Zürich"),
+        ],
         [(SEARCH, OK), (READ, OK), (READ, OK)],
     ),
     Turn(
@@ -88,8 +108,15 @@ CONVERSATION = [
     ),
     Turn("東京とは？", [(READ, "Tokyo")], [("東京", "東京は日本の首都である。")], [(READ, OK)]),
     Turn("🐋?", [(READ, "🐋 (sign)")], [("🐋 (sign)", "👩‍👩‍👧‍👦 is one grapheme")], [(READ, OK)]),
-    Turn("The bridge?", [(SEARCH, "drawbridge"), (READ, "The drawbridge")], [], [(SEARCH, OK), (READ, ERROR)]),
-    Turn("And AC/DC?", [(READ, "AC/DC")], [("AC/DC", "alternating and direct current")], [(READ, OK)]),
+    Turn(
+        "The bridge?",
+        [(SEARCH, "drawbridge"), (READ, "The drawbridge")],
+        [],
+        [(SEARCH, OK), (READ, ERROR)],
+    ),
+    Turn(
+        "And AC/DC?", [(READ, "AC/DC")], [("AC/DC", "alternating and direct current")], [(READ, OK)]
+    ),
 ]
 
 
@@ -97,7 +124,9 @@ async def test_a_conversation(
     proxy: Proxy, store: RunStore, idle_environment: LocalEnvironment, impatient: Patience
 ) -> None:
     turns = iter(CONVERSATION)
-    model = Researcher(planner=lambda messages: planned(messages[-1].text.partition("Newest message: ")[2]))
+    model = Researcher(
+        planner=lambda messages: planned(messages[-1].text.partition("Newest message: ")[2])
+    )
     talk = Talk(store, idle_environment, model, wiki=proxy.url, user_agent=AGENT)
     done = 0
     for turn in turns:
@@ -109,14 +138,20 @@ async def test_a_conversation(
         outcomes = [(call.name, call.status) for call in trajectory.tool_calls][done:]
         done += len(outcomes)
         state = talk.state
-        assert outcomes == turn.outcomes and state["stop_reason"] == ("answer" if turn.cited else "no_answer")
+        assert outcomes == turn.outcomes and state["stop_reason"] == (
+            "answer" if turn.cited else "no_answer"
+        )
         assert [state["sources"][cited["source"]]["title"] for cited in state["citations"]] == [
             t for t, _ in turn.cited
         ]
         assert_exact(state)
         for cited in state["citations"]:
             page = httpx.get(cited["url"], follow_redirects=True)
-            assert page.status_code == 200 and "oldid=" in cited["url"] and cited["quote"].split()[0] in page.text
+            assert (
+                page.status_code == 200
+                and "oldid=" in cited["url"]
+                and cited["quote"].split()[0] in page.text
+            )
     assert len(talk.state["messages"]) == 2 * len(CONVERSATION) and lint(trajectory) == []
     asked = len(proxy.asked)
     assert (await replay_async(store, "talk")).equal and len(proxy.asked) == asked
@@ -126,10 +161,14 @@ async def test_a_conversation(
 async def test_a_wiki_in_trouble(
     proxy: Proxy, store: RunStore, idle_environment: LocalEnvironment, impatient: Patience
 ) -> None:
-    """Busy for a second; silent; cut off in the middle of a page; busy for too long. It is talked on all along."""
+    """Busy for a second; silent; cut off in the middle of a page; busy for too long. It is talked
+    on all along.
+    """
     model = Researcher(planner=planned("Krill?"), writer=quotes(("Krill", "live in all oceans")))
     model.answers["searcher"] = does((READ, "Krill"))
-    talk = Talk(store, idle_environment, model, wiki=proxy.url, user_agent=AGENT, max_remembered_chars=0)
+    talk = Talk(
+        store, idle_environment, model, wiki=proxy.url, user_agent=AGENT, max_remembered_chars=0
+    )
     busy, long = (says(503, {"Retry-After": seconds}) for seconds in ("1", "600"))
     troubles = [
         ([busy], OK),
@@ -153,15 +192,23 @@ async def test_a_wiki_in_trouble(
 async def test_the_small_policy_ends_well(
     wiki_server: WikiServer, store: RunStore, idle_environment: LocalEnvironment
 ) -> None:
-    """It was never taught to research: what it says is read as far as it can be, and the turn ends typed."""
+    """It was never taught to research: what it says is read as far as it can be, and the turn ends
+    typed.
+    """
     limits = {"max_calls": 4, "max_answer_tokens": 48, "temperature": 0.5}
     policy = load_policy("builtin:trained")
     talk = Talk(store, idle_environment, policy, wiki=wiki_server.url, user_agent=AGENT, **limits)
     trajectory = await talk("Who built the Orrin Lighthouse?")
     state = talk.state
     assert trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED) and trajectory.answer
-    assert state["stop_reason"] and state["reason"] and state["messages"][-1].text == trajectory.answer
-    assert {call.identity.node for call in trajectory.calls} >= {"plan", "reason"} and len(trajectory.calls) <= 4
+    assert (
+        state["stop_reason"] and state["reason"] and state["messages"][-1].text == trajectory.answer
+    )
+    assert {call.identity.node for call in trajectory.calls} >= {"plan", "reason"} and len(
+        trajectory.calls
+    ) <= 4
     assert_exact(state)
     assert lint(trajectory) == []
-    assert all(call.untrainable is None for call in trajectory.calls if call.identity.node != "plan")
+    assert all(
+        call.untrainable is None for call in trajectory.calls if call.identity.node != "plan"
+    )

@@ -1,6 +1,7 @@
 """A model that misbehaves in every way that we could name, in one role of the research at a time.
 
-Whatever it says, the turn ends typed and within its budget, its record is clean, and every citation stands.
+Whatever it says, the turn ends typed and within its budget, its record is clean, and every citation
+stands.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Case:
 
     @property
     def script(self) -> dict[str, Any]:
-        quick = {"planner": planned("Both?"), "searcher": reads_both} if self.role == "writer" else {}
+        quick = (
+            {"planner": planned("Both?"), "searcher": reads_both} if self.role == "writer" else {}
+        )
         return quick | {self.role: self.says}
 
 
@@ -197,7 +200,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_it_ends_well(name: str, idle_environment: LocalEnvironment, wiki: SmallWiki, store: RunStore) -> None:
+async def test_it_ends_well(
+    name: str, idle_environment: LocalEnvironment, wiki: SmallWiki, store: RunStore
+) -> None:
     case = CASES[name]
     context = {"wiki": wiki.url, "user_agent": AGENT, "max_answer_tokens": 2048} | case.context
     talk = Talk(store, idle_environment, Researcher(**case.script), name, **context)
@@ -207,7 +212,9 @@ async def test_it_ends_well(name: str, idle_environment: LocalEnvironment, wiki:
     told = "\n".join([state["reason"], *state["remarks"]])
     assert state["stop_reason"] == case.stop, told
     assert state["reason"] and case.because in told
-    assert case.questions is None or [one["question"] for one in state["questions"]] == case.questions
+    assert (
+        case.questions is None or [one["question"] for one in state["questions"]] == case.questions
+    )
     assert len(state["citations"]) == case.citations, told
     assert state["answered"] is (case.citations > 0 and case.stop != "no_answer")
     assert case.outcome is None or case.outcome in {call.status for call in trajectory.tool_calls}
@@ -245,7 +252,18 @@ def test_a_hostile_answer_is_checked_in_time(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "x", "x" * 600_000, "\n" * 50_000, "👩‍👩‍👧" * 3000, "a\0b", "\ud800", PAGES["Krill"]]
+    "text",
+    [
+        "",
+        " ",
+        "x",
+        "x" * 600_000,
+        "\n" * 50_000,
+        "👩‍👩‍👧" * 3000,
+        "a\0b",
+        "\ud800",
+        PAGES["Krill"],
+    ],
 )
 def test_any_text_is_a_source(text: str) -> None:
     source = renamed(new_source("T\n" * 400, text, url="javascript:alert(1)"), "S1")

@@ -25,7 +25,14 @@ from hrm_agent.tools import python_stateless
 from hrm_agent.trajectory import ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs import own_tools
-from tests.support.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.research_scripts import (
+    AGENT,
+    Researcher,
+    Talk,
+    assert_exact,
+    planned,
+    tool,
+)
 from tests.support.graphs.small_wiki import SmallWiki
 
 MODULE = "tests.support.graphs.own_tools"
@@ -48,10 +55,14 @@ def talk_to(store: RunStore, idle_environment: LocalEnvironment) -> Iterator[Any
 
 def calls(*steps: str) -> Any:
     """A searcher that makes these calls, one after the other."""
-    return lambda messages: [*steps, "Looked."][min(sum(m.type == "ai" for m in messages), len(steps))]
+    return lambda messages: [*steps, "Looked."][
+        min(sum(m.type == "ai" for m in messages), len(steps))
+    ]
 
 
-def shop(*steps: str, writer: str = 'It costs [S1: "The price of tea is 3.50 pounds"].') -> Researcher:
+def shop(
+    *steps: str, writer: str = 'It costs [S1: "The price of tea is 3.50 pounds"].'
+) -> Researcher:
     return Researcher(planner=planned("The price of tea?"), searcher=calls(*steps), writer=writer)
 
 
@@ -69,29 +80,50 @@ def offered(talk: Talk) -> set[tuple[str, str]]:
 TEA = tool("price_list", article="tea")
 
 
-async def test_a_tool_by_name_is_offered_recorded_quoted_and_cited(talk_to: Any, store: RunStore) -> None:
+async def test_a_tool_by_name_is_offered_recorded_quoted_and_cited(
+    talk_to: Any, store: RunStore
+) -> None:
     talk = talk_to(shop(TEA), tools=f"{MODULE}:price_list")
     trajectory = await talk("What does tea cost?")
-    assert trajectory.answer == (
-        "It costs [1].\n\nSources:\n[1] price_list(article='tea'), 0-31: \"The price of tea is 3.50 pounds\""
+    assert (
+        trajectory.answer
+        == "It costs [1].\n\nSources:\n[1] price_list(article='tea'), 0-31: \"The price of tea is"
+        ' 3.50 pounds"'
     )
     assert_exact(talk.state)
     (source,) = talk.state["sources"].values()
-    assert source["text"] == "The price of tea is 3.50 pounds a packet." and len(source["revision"]) == 16
+    assert (
+        source["text"] == "The price of tea is 3.50 pounds a packet."
+        and len(source["revision"]) == 16
+    )
     (call,) = trajectory.tool_calls
-    assert (call.name, call.arguments, call.status) == ("price_list", {"article": "tea"}, ToolStatus.OK)
-    assert call.content.startswith("<source S1 ") and source["text"] in call.content, "as the model was shown it"
+    assert (call.name, call.arguments, call.status) == (
+        "price_list",
+        {"article": "tea"},
+        ToolStatus.OK,
+    )
+    assert call.content.startswith("<source S1 ") and source["text"] in call.content, (
+        "as the model was shown it"
+    )
     assert offered(talk) == {("price_list", "Prices of a shop, by article.")}
     assert own_tools.CALLS == ["tea"] and lint(trajectory) == []
-    assert (await replay_async(store, "talk")).equal and own_tools.CALLS == ["tea"], "a replay runs no tool"
+    assert (await replay_async(store, "talk")).equal and own_tools.CALLS == ["tea"], (
+        "a replay runs no tool"
+    )
 
 
 async def test_documents_of_a_retriever_are_a_source_each(talk_to: Any, store: RunStore) -> None:
-    writer = 'So [S1: "Page 1 of the catalogue"; S2: "Page 2 of the catalogue"; S3: "Page 3 of the catalogue"].'
+    writer = (
+        'So [S1: "Page 1 of the catalogue"; S2: "Page 2 of the catalogue"; S3: "Page 3 of the'
+        ' catalogue"].'
+    )
     talk = talk_to(shop(tool("Shelf", query="green tea"), writer=writer), tools=[f"{MODULE}:both"])
     trajectory = await talk("Tea?")
     sources = talk.state["sources"]
-    assert [(s["title"], s["url"], s["file"], s["offset"]) for s in (sources[f"S{n}"] for n in range(1, 6))] == [
+    assert [
+        (s["title"], s["url"], s["file"], s["offset"])
+        for s in (sources[f"S{n}"] for n in range(1, 6))
+    ] == [
         ("A", "https://shop.test/a", "", 0),
         ("/data/catalogue.pdf, page 2", "", "/data/catalogue.pdf", 0),
         ("catalogue.pdf, page iii", "", "catalogue.pdf", 40),
@@ -108,7 +140,9 @@ async def test_tools_beside_a_wiki(talk_to: Any) -> None:
     wiki = SmallWiki()
     writer = 'Long [S1: "a length of 29.9 m"], cheap [S6: "The price of tea is 3.50"].'
     steps = tool("wiki_page", title="Blue whale"), TEA
-    talk = talk_to(shop(*steps, writer=writer), wiki=wiki.url, user_agent=AGENT, tools=f"{MODULE}:price_list")
+    talk = talk_to(
+        shop(*steps, writer=writer), wiki=wiki.url, user_agent=AGENT, tools=f"{MODULE}:price_list"
+    )
     trajectory = await talk("Both?")
     wiki.close()
     assert [call.name for call in trajectory.tool_calls] == ["wiki_page", "price_list"]
@@ -119,34 +153,54 @@ OUTCOMES = [
     ("denied", tool("price_list", article="gold"), ToolStatus.DENIED, "Gold is not for sale."),
     ("error", tool("price_list", article="lead"), ToolStatus.ERROR, "KeyError: 'leadlead"),
     ("timeout", tool("slow", article="tea"), ToolStatus.TIMEOUT, "no answer within 0.05 s"),
-    ("invalid", tool("price_list", thing="tea"), ToolStatus.INVALID_CALL, "article: Field required"),
+    (
+        "invalid",
+        tool("price_list", thing="tea"),
+        ToolStatus.INVALID_CALL,
+        "article: Field required",
+    ),
     ("nothing", tool("price_list", article="nothing"), ToolStatus.OK, "Nothing was found."),
 ]
 
 
-@pytest.mark.parametrize(("name", "step", "status", "content"), OUTCOMES, ids=[each[0] for each in OUTCOMES])
+@pytest.mark.parametrize(
+    ("name", "step", "status", "content"), OUTCOMES, ids=[each[0] for each in OUTCOMES]
+)
 async def test_what_goes_wrong_is_a_typed_outcome(
     name: str, step: str, status: ToolStatus, content: str, talk_to: Any, store: RunStore
 ) -> None:
     names = [f"{MODULE}:price_list", f"{MODULE}:slow"]
-    talk = talk_to(shop(step, writer="NOT ANSWERED"), tools=names, max_tool_seconds=0.05 if name == "timeout" else 60)
+    talk = talk_to(
+        shop(step, writer="NOT ANSWERED"),
+        tools=names,
+        max_tool_seconds=0.05 if name == "timeout" else 60,
+    )
     trajectory = await talk("Tea?")
     (call,) = trajectory.tool_calls
     assert call.status is status and content in call.content and len(call.content) < 2100
-    assert talk.state["stop_reason"] == "no_answer" and talk.state["sources"] == {} and lint(trajectory) == []
+    assert (
+        talk.state["stop_reason"] == "no_answer"
+        and talk.state["sources"] == {}
+        and lint(trajectory) == []
+    )
     assert (await replay_async(store, "talk")).equal
 
 
 async def test_calls_are_limited(talk_to: Any) -> None:
     talk = talk_to(shop(TEA, TEA, TEA + TEA), tools=f"{MODULE}:price_list", max_tool_calls=2)
     trajectory = await talk("Tea?")
-    assert [call.status for call in trajectory.tool_calls] == [ToolStatus.OK] * 2 + [ToolStatus.DENIED] * 2
-    assert own_tools.CALLS == ["tea", "tea"] and len(talk.state["sources"]) == 1, "one text is one source"
+    assert [call.status for call in trajectory.tool_calls] == [ToolStatus.OK] * 2 + [
+        ToolStatus.DENIED
+    ] * 2
+    assert own_tools.CALLS == ["tea", "tea"] and len(talk.state["sources"]) == 1, (
+        "one text is one source"
+    )
 
 
 async def test_what_a_tool_says_stays_in_its_frame(talk_to: Any) -> None:
     talk = talk_to(
-        shop(tool("price_list", article="hostile"), writer='It says [S1: "Say 666. "].'), tools=f"{MODULE}:price_list"
+        shop(tool("price_list", article="hostile"), writer='It says [S1: "Say 666. "].'),
+        tools=f"{MODULE}:price_list",
     )
     trajectory = await talk("Tea?")
     shown = trajectory.tool_calls[0].content
@@ -165,10 +219,14 @@ async def test_tools_that_a_graph_holds(talk_to: Any, store: RunStore) -> None:
 
 
 async def test_without_a_record() -> None:
-    own = build_research(tools=[own_tools.price_list]).copy(update={"checkpointer": InMemorySaver()})
+    own = build_research(tools=[own_tools.price_list]).copy(
+        update={"checkpointer": InMemorySaver()}
+    )
     given: Any = {"messages": [HumanMessage("Tea?")]}
     with ScriptedEngine(shop(TEA)) as engine, using_policy(engine):
-        state = await own.ainvoke(given, {"configurable": {"thread_id": "t"}}, context=ResearchContext(max_calls=9))
+        state = await own.ainvoke(
+            given, {"configurable": {"thread_id": "t"}}, context=ResearchContext(max_calls=9)
+        )
     assert state["answered"]
     assert_exact(state)
 
@@ -204,13 +262,17 @@ def test_a_tool_that_is_none_is_told_in_a_line(tools: Any, message: str) -> None
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-async def test_no_tool_takes_the_name_of_another(talk_to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_tool_takes_the_name_of_another(
+    talk_to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text(
         "from langchain_core.tools import tool\n"
         "@tool\ndef wiki_page(title: str) -> str:\n    '''Mine.'''\n    return title\n"
     )
     monkeypatch.chdir(tmp_path)
-    talk = talk_to(shop(TEA), wiki="http://127.0.0.1:9/api.php", user_agent=AGENT, tools="./mine.py:wiki_page")
+    talk = talk_to(
+        shop(TEA), wiki="http://127.0.0.1:9/api.php", user_agent=AGENT, tools="./mine.py:wiki_page"
+    )
     with pytest.raises(ConfigError, match="two tools named 'wiki_page'"):
         await talk("Tea?")
     with pytest.raises(ConfigError, match="two tools named"):

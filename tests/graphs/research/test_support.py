@@ -1,4 +1,6 @@
-"""`check_support`: a true quote under a false claim is sent back once; then its mark is removed, which is said."""
+"""`check_support`: a true quote under a false claim is sent back once; then its mark is removed,
+which is said.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
-from tests.support.graphs.research_scripts import AGENT, LENGTH, Researcher, Talk, assert_exact, planned
+from tests.support.graphs.research_scripts import (
+    AGENT,
+    LENGTH,
+    Researcher,
+    Talk,
+    assert_exact,
+    planned,
+)
 from tests.support.graphs.small_wiki import SmallWiki
 
 TRUE = 'It is long [S1: "Reaching a length of 29.9 m"].'
@@ -43,7 +52,11 @@ class Judged(Researcher):
     def _by_cheese(self, messages: Any) -> str:
         claims = [line for line in messages[1].text.splitlines() if line.startswith("Statement ")]
         said = [
-            {"statement": n, "verdict": "unsupported" if "cheese" in claim else "supported", "reason": "Whales.\n[1]"}
+            {
+                "statement": n,
+                "verdict": "unsupported" if "cheese" in claim else "supported",
+                "reason": "Whales.\n[1]",
+            }
             for n, claim in enumerate(claims, start=1)
         ]
         return json.dumps({"verdicts": said})
@@ -74,14 +87,26 @@ async def test_what_is_supported_stays(talk_to: Any, store: RunStore, wiki: Smal
     model = Judged(writer=TRUE)
     talk = talk_to(model)
     trajectory = await talk()
-    assert (trajectory.answer or "").startswith("It is long [1].\n\nSources:") and talk.state["answered"]
+    assert (trajectory.answer or "").startswith("It is long [1].\n\nSources:") and talk.state[
+        "answered"
+    ]
     (checked,) = talk.state["support"]
     assert (checked["claim"], checked["verdict"]) == ("It is long.", "supported")
     assert checked["citations"] == talk.state["citations"]
     (asked,) = model.asked
-    assert "Statement 1: It is long.\n<source S1 " in asked and ">>>Reaching a length of 29.9 m<<<, it is" in asked
-    assert {call.identity.node for call in trajectory.calls} == {"plan", "reason", "write", "support"}
-    assert talk.state["spent"]["calls"] == len(trajectory.calls), "it is within the budget of the turn"
+    assert (
+        "Statement 1: It is long.\n<source S1 " in asked
+        and ">>>Reaching a length of 29.9 m<<<, it is" in asked
+    )
+    assert {call.identity.node for call in trajectory.calls} == {
+        "plan",
+        "reason",
+        "write",
+        "support",
+    }
+    assert talk.state["spent"]["calls"] == len(trajectory.calls), (
+        "it is within the budget of the turn"
+    )
     assert lint(trajectory) == []
     wiki.close()
     assert (await replay_async(store, "talk")).equal
@@ -93,14 +118,21 @@ async def test_a_true_quote_under_a_false_claim_is_sent_back_then_removed_and_sa
     model = Judged(writer=f"{TRUE} {FALSE}")
     talk = talk_to(model)
     trajectory = await talk()
-    assert "The moon is made of cheese.: not supported: Whales. [1]\nAnswer again" in model.seen["writer"][1]
+    assert (
+        "The moon is made of cheese.: not supported: Whales. [1]\nAnswer again"
+        in model.seen["writer"][1]
+    )
     assert (trajectory.answer or "").startswith(
-        "It is long [1]. The moon is made of cheese.\n\nRemoved: 1 citation that does not support its sentence."
+        "It is long [1]. The moon is made of cheese.\n\nRemoved: 1 citation that does not support"
+        " its sentence."
     )
     assert_exact(talk.state)
     assert len(talk.state["citations"]) == 1 and list(talk.state["sources"]) == ["S1"]
     assert [one["verdict"] for one in talk.state["support"]] == ["supported", "unsupported"]
-    assert any("removed what 'The moon is made of cheese.' cites: Whales." in r for r in talk.state["remarks"])
+    assert any(
+        "removed what 'The moon is made of cheese.' cites: Whales." in r
+        for r in talk.state["remarks"]
+    )
     assert len(model.asked) == 1, "the second draft says the same, so nobody is asked again"
     assert (await replay_async(store, "talk")).equal and lint(trajectory) == []
 
@@ -109,7 +141,9 @@ async def test_a_draft_that_is_put_right_is_judged_anew(talk_to: Any) -> None:
     model = Judged(writer=[FALSE, TRUE])
     talk = talk_to(model)
     trajectory = await talk()
-    assert (trajectory.answer or "").startswith("It is long [1].\n\nSources:") and len(model.asked) == 2
+    assert (trajectory.answer or "").startswith("It is long [1].\n\nSources:") and len(
+        model.asked
+    ) == 2
     await talk("And again?")
     assert len(talk.state["support"]) == 1, "each turn begins with none"
 
@@ -128,22 +162,31 @@ async def test_nobody_is_asked_unless_it_is_wanted(talk_to: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["I think so.", "", '{"verdicts": []}', '{"verdicts": [{"statement": 9, "verdict": "no"}]}']
+    "reply",
+    ["I think so.", "", '{"verdicts": []}', '{"verdicts": [{"statement": 9, "verdict": "no"}]}'],
 )
 async def test_a_verdict_that_cannot_be_read_is_unclear(reply: str, talk_to: Any) -> None:
     talk = talk_to(Judged(judge=lambda _: reply, writer=TRUE))
     trajectory = await talk()
-    assert [one["verdict"] for one in talk.state["support"]] == ["unclear"] and talk.state["answered"]
+    assert [one["verdict"] for one in talk.state["support"]] == ["unclear"] and talk.state[
+        "answered"
+    ]
     assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
     assert ("support: " in "".join(talk.state["remarks"])) is not reply.startswith("{")
 
 
-@pytest.mark.parametrize("limit", [{"max_calls": 4}, {"max_calls": 3}, {"max_calls": 2}, {"max_calls": 1}])
-async def test_it_is_left_out_where_the_budget_is_used_up(limit: dict[str, int], talk_to: Any) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"max_calls": 4}, {"max_calls": 3}, {"max_calls": 2}, {"max_calls": 1}]
+)
+async def test_it_is_left_out_where_the_budget_is_used_up(
+    limit: dict[str, int], talk_to: Any
+) -> None:
     model = Judged(writer=[TRUE, TRUE])
     talk = talk_to(model, **limit)
     trajectory = await talk()
-    assert len(trajectory.calls) <= limit["max_calls"] and trajectory.answer and lint(trajectory) == []
+    assert (
+        len(trajectory.calls) <= limit["max_calls"] and trajectory.answer and lint(trajectory) == []
+    )
     assert_exact(talk.state)
 
 
@@ -171,8 +214,8 @@ def test_statements_are_sentences() -> None:
     text = "Dr. Kestrel built it in 1874. It is round.\nIt is white, too."
     sources = {"S1": renamed(new_source("T", text), "S1")}
     found = check(
-        'Dr. Kestrel built it [S1: "Kestrel built it"] in 1874 [S1: "in 1874. It is"]. Who knows? Round. '
-        '[S1: "It is round."]\n- White [S1: "It is white"]',
+        'Dr. Kestrel built it [S1: "Kestrel built it"] in 1874 [S1: "in 1874. It is"]. Who knows?'
+        ' Round. [S1: "It is round."]\n- White [S1: "It is white"]',
         sources,
     )
     assert [(claim, len(cited)) for claim, cited in found.statements] == [
@@ -182,9 +225,15 @@ def test_statements_are_sentences() -> None:
     ]
     answer = 'Who knows [S1: "Kestrel built it"]. Not me [S1: "It is white"].'
     fewer = check(answer, sources, {found.statements[0].key})
-    assert fewer.body == "Who knows [1]. Not me [2]." and fewer.refused == (), "another sentence, another statement"
+    assert fewer.body == "Who knows [1]. Not me [2]." and fewer.refused == (), (
+        "another sentence, another statement"
+    )
     one = check(answer, sources, {fewer.statements[0].key})
-    assert one.body == "Who knows. Not me [1]." and one.refused == (fewer.statements[0],) and len(one.citations) == 1
+    assert (
+        one.body == "Who knows. Not me [1]."
+        and one.refused == (fewer.statements[0],)
+        and len(one.citations) == 1
+    )
 
 
 def test_a_request_has_as_much_as_fits() -> None:
@@ -198,7 +247,11 @@ def test_a_request_has_as_much_as_fits() -> None:
 
 def test_the_writer_sees_whole_hits() -> None:
     """A hit of a few paragraphs is not cut to the passages that have the question's words."""
-    hit = "Tea is a drink.\n\n" + "Nothing is said here of it, and that at length.\n\n" * 30 + "It grows on hills."
+    hit = (
+        "Tea is a drink.\n\n"
+        + "Nothing is said here of it, and that at length.\n\n" * 30
+        + "It grows on hills."
+    )
     sources = {f"S{n}": renamed(new_source(f"T{n}", f"{n}. {hit}"), f"S{n}") for n in range(1, 21)}
     assert sum(len(source["text"]) for source in sources.values()) > 24_000
     shown = evidence(sources, "What is tea?", dict.fromkeys(sources, ()), 24_000)

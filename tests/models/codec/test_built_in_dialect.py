@@ -1,4 +1,6 @@
-"""The built-in policies' template, which tells of tools by names and types alone, is spoken to as it is."""
+"""The built-in policies' template, which tells of tools by names and types alone, is spoken to as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from hrm_agent.models.loading.policy_loader import model_folder
 def test_a_built_in_policy_is_told_of_tools_by_its_own_template(name: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(name))
     codec = ChatTemplateCodec(tokenizer)
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}]
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 6 * 7?"},
+    ]
     theirs = tokenizer.apply_chat_template(said, tools=[PROBE_TOOL], add_generation_prompt=True)
     asked = [SystemMessage("Be brief."), HumanMessage("What is 6 * 7?")]
     assert codec.encode(asked, [PROBE_TOOL]) == theirs["input_ids"]

@@ -1,4 +1,6 @@
-"""Chat templates that people have, each on a real tokenizer: told of a tool, its call read, gone on with, ended."""
+"""Chat templates that people have, each on a real tokenizer: told of a tool, its call read, gone on
+with, ended.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ TOOLS: list[dict[str, Any]] = [
             "description": "Runs code in a sandbox",
             "parameters": {
                 "type": "object",
-                "properties": {"code": {"type": "string"}, "limits": {"type": "array", "items": {"type": "number"}}},
+                "properties": {
+                    "code": {"type": "string"},
+                    "limits": {"type": "array", "items": {"type": "number"}},
+                },
                 "required": ["code"],
             },
         },
@@ -34,7 +39,17 @@ TOOLS: list[dict[str, Any]] = [
 ]
 CODE = 'print(\'a <b>\', "c")\nx = {"k": [1, 2]}  # </tool_call>'
 ASKED: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage("What is 6 * 7?")]
-PROMPTED = {"cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "llama3", "phi3", "phi3_5"}
+PROMPTED = {
+    "cohere",
+    "cohere2",
+    "deepseek_r1_distill",
+    "deepseekv3",
+    "gemma",
+    "gemma3",
+    "llama3",
+    "phi3",
+    "phi3_5",
+}
 """Templates that know of no tools, or write nothing that could be gone on with."""
 
 
@@ -42,9 +57,14 @@ def codec_of(name: str, **options: Any) -> ChatTemplateCodec:
     return ChatTemplateCodec(families.load(name), **options)
 
 
-def answer(codec: ChatTemplateCodec, content: str = "", *codes: str, thinks: str | None = "So I compute.") -> AIMessage:
+def answer(
+    codec: ChatTemplateCodec, content: str = "", *codes: str, thinks: str | None = "So I compute."
+) -> AIMessage:
     """An answer as the family has it: with thoughts where it has any."""
-    calls = [{"name": "python", "args": {"code": code}, "id": f"call-{i}"} for i, code in enumerate(codes)]
+    calls = [
+        {"name": "python", "args": {"code": code}, "id": f"call-{i}"}
+        for i, code in enumerate(codes)
+    ]
     thoughts = codec.dialect.thoughts
     kept = {REASONING: thinks} if thoughts is not None and thinks and not thoughts.closed else {}
     return AIMessage(content, tool_calls=calls, additional_kwargs=kept)
@@ -55,21 +75,36 @@ def shown(codec: ChatTemplateCodec, ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_a_model_is_told_of_its_tools_its_call_is_read_and_the_conversation_goes_on(name: str) -> None:
+def test_a_model_is_told_of_its_tools_its_call_is_read_and_the_conversation_goes_on(
+    name: str,
+) -> None:
     codec = codec_of(name)
     prompt = codec.encode(ASKED, TOOLS)
     told = shown(codec, prompt)
-    assert "python" in told and "Runs code in a sandbox" in told and "6 * 7" in told and "Be brief." in told
+    assert (
+        "python" in told
+        and "Runs code in a sandbox" in told
+        and "6 * 7" in told
+        and "Be brief." in told
+    )
     assert codec.dialect.shape.prompted == (name in PROMPTED)
     if name not in PROMPTED:
-        as_template = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}]
-        theirs = codec.tokenizer.apply_chat_template(as_template, tools=TOOLS, add_generation_prompt=True)
+        as_template = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is 6 * 7?"},
+        ]
+        theirs = codec.tokenizer.apply_chat_template(
+            as_template, tools=TOOLS, add_generation_prompt=True
+        )
         assert prompt == theirs["input_ids"]
     called = answer(codec, "", CODE)
     sampled = codec.encode_turn([*ASKED, called], TOOLS)
     assert sampled[-1] in codec.ends and not codec.control_token_ids.intersection(sampled[:-1])
     read = codec.parse(codec.decode(sampled), TOOLS)
-    assert read.tool_calls == [{"name": "python", "args": {"code": CODE}}] and not read.invalid_tool_calls
+    assert (
+        read.tool_calls == [{"name": "python", "args": {"code": CODE}}]
+        and not read.invalid_tool_calls
+    )
     assert read.reasoning == called.additional_kwargs.get(REASONING) and not read.content.strip()
     seen = [*ASKED, called, ToolMessage("42", tool_call_id="call-0", name="python")]
     inserted = codec.extend(seen, 2, ended_by=sampled[-1], tools=TOOLS)
@@ -82,7 +117,10 @@ def test_a_model_is_told_of_its_tools_its_call_is_read_and_the_conversation_goes
     final = answer(codec, "It is 42.", thinks="Done.")
     last = codec.encode_turn([*seen, final], TOOLS)
     ended = codec.parse(codec.decode(last), TOOLS)
-    assert (ended.content.strip(), ended.reasoning) == ("It is 42.", final.additional_kwargs.get(REASONING))
+    assert (ended.content.strip(), ended.reasoning) == (
+        "It is 42.",
+        final.additional_kwargs.get(REASONING),
+    )
     assert last[-1] in codec.ends and not ended.tool_calls
 
 
@@ -93,7 +131,14 @@ def test_the_table_of_all_families(capsys: pytest.CaptureFixture[str]) -> None:
         codec = open_codec(families.load(name))
         speech = codec.speech
         assert speech is not None
-        rows.append((name, speech.tools.partition(",")[0].partition(":")[0], *_said_of(codec), " ".join(speech.ends)))
+        rows.append(
+            (
+                name,
+                speech.tools.partition(",")[0].partition(":")[0],
+                *_said_of(codec),
+                " ".join(speech.ends),
+            )
+        )
         assert speech.faults == (), name
     with capsys.disabled():
         print()
@@ -107,7 +152,9 @@ def _said_of(codec: Any) -> tuple[str, str, str]:
     sampled = codec.encode_turn([*ASKED, called], TOOLS)
     seen = [*ASKED, called, ToolMessage("42", tool_call_id="call-0", name="python")]
     told = "python" in shown(codec, codec.encode(ASKED, TOOLS))
-    read = codec.parse(codec.decode(sampled), TOOLS).tool_calls == [{"name": "python", "args": {"code": CODE}}]
+    read = codec.parse(codec.decode(sampled), TOOLS).tool_calls == [
+        {"name": "python", "args": {"code": CODE}}
+    ]
     goes_on = "42" in shown(codec, codec.extend(seen, 2, ended_by=sampled[-1], tools=TOOLS))
     return ("yes" if told else "no", "yes" if read else "no", "yes" if goes_on else "no")
 
@@ -129,7 +176,9 @@ def test_with_kept_thoughts_any_conversation_is_one_sequence(name: str) -> None:
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_thoughts_that_the_template_drops_begin_a_new_sequence(name: str) -> None:
-    """Nothing is kept behind its back: it writes the thoughts again, or the prompt is rendered anew."""
+    """Nothing is kept behind its back: it writes the thoughts again, or the prompt is rendered
+    anew.
+    """
     codec = codec_of(name)
     final = answer(codec, "It is 42.")
     said = [*ASKED, final, HumanMessage("And 7 * 8?")]
@@ -147,7 +196,9 @@ def test_thoughts_that_the_template_drops_begin_a_new_sequence(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["llama3_1", "lfm2"])
 @pytest.mark.parametrize("words", ['{"plan": ["a"]}', '[plan(a="b")]'])
-def test_an_answer_where_no_tools_are_offered_is_shown_while_it_comes_in(name: str, words: str) -> None:
+def test_an_answer_where_no_tools_are_offered_is_shown_while_it_comes_in(
+    name: str, words: str
+) -> None:
     codec = codec_of(name)
     assert "".join(map(codec.stream().push, codec.encode_answer(words)[:-1])) == words
 
@@ -228,7 +279,9 @@ def conversation(codec: ChatTemplateCodec, drawn: random.Random, text: Any) -> l
     said: list[BaseMessage] = [SystemMessage(text()), HumanMessage(text())]
     for _ in range(drawn.randrange(1, 3)):
         if drawn.random() < 0.6:
-            said.append(answer(codec, "", text(), thinks=drawn.choice((None, "Hm.", hostile(drawn)))))
+            said.append(
+                answer(codec, "", text(), thinks=drawn.choice((None, "Hm.", hostile(drawn))))
+            )
             said.append(ToolMessage(text(), tool_call_id="call-0", name="python"))
         else:
             said += [answer(codec, text(), thinks=None), HumanMessage(text())]
@@ -237,7 +290,9 @@ def conversation(codec: ChatTemplateCodec, drawn: random.Random, text: Any) -> l
 
 @pytest.mark.parametrize("conversations", [4, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_hostile_text_forges_nothing_and_nothing_of_it_is_lost(name: str, conversations: int) -> None:
+def test_hostile_text_forges_nothing_and_nothing_of_it_is_lost(
+    name: str, conversations: int
+) -> None:
     """The tokens of the frame are those of the same conversation in harmless words."""
     fuzz(codec_of(name), name, conversations, seed=0)
 
@@ -253,13 +308,19 @@ def fuzz(codec: ChatTemplateCodec, name: str, conversations: int, seed: int) -> 
 
         drawn = random.Random(f"{seed} {number}")
         said = conversation(codec, drawn, text)
-        others = [message if isinstance(message, AIMessage) else _harmless(message) for message in said]
+        others = [
+            message if isinstance(message, AIMessage) else _harmless(message) for message in said
+        ]
         harmless = [_harmless(message) for message in said]
         ids = codec.encode(said, TOOLS)
-        # Tags in the policy's own turns are tags, so that added tokens are compared where those are the same.
+        # Tags in the policy's own turns are tags, so that added tokens are compared where those are
+        # the same.
         assert among(added, ids) == among(added, codec.encode(others, TOOLS)), (name, number)
         controls = codec.control_token_ids
-        assert among(controls, ids) == among(controls, codec.encode(harmless, TOOLS)), (name, number)
+        assert among(controls, ids) == among(controls, codec.encode(harmless, TOOLS)), (
+            name,
+            number,
+        )
         written = "".join(shown(codec, ids).replace("▁", " ").split())
         for message in said:
             if not isinstance(message, AIMessage) and not codec.dialect.shape.prompted:

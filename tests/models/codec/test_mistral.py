@@ -27,12 +27,18 @@ CALLS = {
 
 
 def called(*codes: str, content: str = "", ids: str = "abcdefgh", **more: Any) -> AIMessage:
-    calls = [{"name": "python", "args": {"code": code}, "id": f"{ids}{i}"} for i, code in enumerate(codes)]
+    calls = [
+        {"name": "python", "args": {"code": code}, "id": f"{ids}{i}"}
+        for i, code in enumerate(codes)
+    ]
     return AIMessage(content, tool_calls=calls, additional_kwargs=more)
 
 
 def results(message: AIMessage) -> list[BaseMessage]:
-    return [ToolMessage(f"{i} is it", tool_call_id=str(c["id"])) for i, c in enumerate(message.tool_calls)]
+    return [
+        ToolMessage(f"{i} is it", tool_call_id=str(c["id"]))
+        for i, c in enumerate(message.tool_calls)
+    ]
 
 
 def openai(messages: list[BaseMessage]) -> list[Any]:
@@ -40,13 +46,20 @@ def openai(messages: list[BaseMessage]) -> list[Any]:
     roles = {"human": "user", "ai": "assistant"}
     found: list[Any] = []
     for message in messages:
-        turn: dict[str, Any] = {"role": roles.get(message.type, message.type), "content": message.text}
+        turn: dict[str, Any] = {
+            "role": roles.get(message.type, message.type),
+            "content": message.text,
+        }
         if isinstance(message, ToolMessage):
             turn["tool_call_id"] = message.tool_call_id
         if isinstance(message, AIMessage) and message.tool_calls:
-            functions = [{"name": c["name"], "arguments": json.dumps(c["args"])} for c in message.tool_calls]
+            functions = [
+                {"name": c["name"], "arguments": json.dumps(c["args"])} for c in message.tool_calls
+            ]
             ids = [c["id"] for c in message.tool_calls]
-            turn["tool_calls"] = [{"id": i, "function": f} for i, f in zip(ids, functions, strict=True)]
+            turn["tool_calls"] = [
+                {"id": i, "function": f} for i, f in zip(ids, functions, strict=True)
+            ]
         if thought := message.additional_kwargs.get(REASONING):
             text = [{"type": "text", "text": message.text}] if message.text else []
             turn["content"] = [{"type": "thinking", "thinking": thought, "closed": True}, *text]
@@ -58,7 +71,9 @@ def openai(messages: list[BaseMessage]) -> list[Any]:
     ("version", "tokens"),
     [*((each, mistral.TOKENS) for each in CALLS), pytest.param("v3", None, marks=pytest.mark.slow)],
 )
-def test_a_conversation_with_a_tool_is_that_of_mistral_common(version: str, tokens: int | None, tmp_path: Path) -> None:
+def test_a_conversation_with_a_tool_is_that_of_mistral_common(
+    version: str, tokens: int | None, tmp_path: Path
+) -> None:
     file = mistral.write(tmp_path, version, tokens=tokens)
     codec: Any = open_codec(mistral.load(file))
     oracle = mistral.Oracle(file)
@@ -75,11 +90,14 @@ def test_a_conversation_with_a_tool_is_that_of_mistral_common(version: str, toke
     seen = [*ASKED, call, *results(call)]
     inserted = codec.extend(seen, 2, ended_by=sampled[-1], tools=TOOLS)
     assert [*prompt, *sampled, *inserted] == oracle.ids(openai(seen), TOOLS)
-    two = called("1", "2", content="Both." if version != "v3" else "")  # a call of v3 has no words beside it
+    # a call of v3 has no words beside it
+    two = called("1", "2", content="Both." if version != "v3" else "")
     both = [*ASKED, two, *results(two)]
     assert codec.encode(both, TOOLS) == oracle.ids(openai(both), TOOLS)
     last = codec.encode_turn(both[:3], TOOLS)
-    assert codec.parse(codec.decode(last), TOOLS).tool_calls == [{"name": "python", "args": {"code": c}} for c in "12"]
+    assert codec.parse(codec.decode(last), TOOLS).tool_calls == [
+        {"name": "python", "args": {"code": c}} for c in "12"
+    ]
     if version == "v13":  # the others rewrite what stands before the last question
         fuzz(codec, version, 6, seed=0)
 
@@ -90,10 +108,17 @@ def test_spellings_of_tokens_in_a_conversation_are_text(version: str, tmp_path: 
     controls: list[list[int]] = []
     for text in ("".join(TAGS), "word"):
         code = text.replace("[TOOL_CALLS]", "")
-        seen = [SystemMessage(text), HumanMessage(text), called(code), ToolMessage(text, tool_call_id="abcdefgh0")]
+        seen = [
+            SystemMessage(text),
+            HumanMessage(text),
+            called(code),
+            ToolMessage(text, tool_call_id="abcdefgh0"),
+        ]
         controls.append([i for i in codec.encode(seen, TOOLS) if i in codec.control_token_ids])
         sampled = codec.encode_turn(seen[:3], TOOLS)
-        assert codec.parse(codec.decode(sampled), TOOLS).tool_calls == [{"name": "python", "args": {"code": code}}]
+        assert codec.parse(codec.decode(sampled), TOOLS).tool_calls == [
+            {"name": "python", "args": {"code": code}}
+        ]
     assert controls[0] == controls[1]
 
 
@@ -136,7 +161,9 @@ def test_tools_that_move_to_the_last_question_begin_a_new_sequence(tmp_path: Pat
                     each.extend(more, 2, ended_by=codec.end_of_turn, tools=TOOLS)
 
 
-def test_a_folder_with_mistrals_own_file_is_a_model_though_mistral_common_is_installed(tmp_path: Path) -> None:
+def test_a_folder_with_mistrals_own_file_is_a_model_though_mistral_common_is_installed(
+    tmp_path: Path,
+) -> None:
     file = mistral.write(tmp_path, "v3")
     MistralConfig().save_pretrained(tmp_path)
     codec = load_codec_of(str(tmp_path))

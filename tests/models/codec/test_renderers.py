@@ -1,4 +1,6 @@
-"""The library `renderers` beside ours: what both make of a family, and a codec over its renderers."""
+"""The library `renderers` beside ours: what both make of a family,
+and a codec over its renderers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from tests.support import families
 pytestmark = pytest.mark.real_tokenizers
 
 CODE = 'print(6 * 7)\nx = {"k": [1, 2]}'
-"""Spells no added token of any vocabulary here: those that it spelt ours would guard and the library would not."""
+"""Spells no added token of any vocabulary here: those that it spelt ours would guard and the
+library would not.
+"""
 FAMILIES = {
     "deepseek_r1_distill": "deepseek-r1",
     "deepseekv3": "deepseek-v3",
@@ -62,14 +66,18 @@ RESULT = "result"
 CUT = "cut"
 QUESTION = "question"
 WHOLE = "whole"
-"""Texts that are compared: the first prompt, a call as it is sampled, what is read out of it, what comes after its
-result (and after one that was cut short), what comes after a second question, and the conversation up to there
-rendered anew."""
+"""Texts that are compared: the first prompt, a call as it is sampled, what is read out of it, what
+comes after its result (and after one that was cut short), what comes after a second question, and
+the conversation up to there rendered anew.
+"""
 NO_TOOLS = "it tells of no tools, and its template neither; ours asks for calls in the system turn"
 SHORT_CUT = "it extends no call that was cut short"
 KEPT = "it leaves thoughts of earlier questions where its template drops them"
 HARMONY = "it follows harmony, its template does not: channels, and a result that is no JSON string"
-OLDER = "it follows another release of the template: lists of parameters, and what stands around thoughts"
+OLDER = (
+    "it follows another release of the template: lists of parameters, and what stands around"
+    " thoughts"
+)
 KNOWN: dict[str, dict[str, str]] = {
     "deepseek_r1_distill": dict.fromkeys((PROMPT, TURN, READ, RESULT, CUT, WHOLE), NO_TOOLS),
     "deepseekv3": dict.fromkeys((PROMPT, TURN, READ, RESULT, CUT, QUESTION, WHOLE), NO_TOOLS),
@@ -78,12 +86,18 @@ KNOWN: dict[str, dict[str, str]] = {
     "gemma4_v3": {CUT: SHORT_CUT, QUESTION: KEPT},
     "gemma4_v4": {CUT: SHORT_CUT, QUESTION: KEPT},
     "gemma4_v5": {CUT: SHORT_CUT, QUESTION: KEPT},
-    "glm4moe": {CUT: "it ends an answer that was cut short by <|endoftext|>, its template by nothing"},
+    "glm4moe": {
+        CUT: "it ends an answer that was cut short by <|endoftext|>, its template by nothing"
+    },
     "gptoss": dict.fromkeys((PROMPT, TURN, READ, RESULT, CUT, WHOLE), HARMONY),
-    "qwen3_5_nothink": dict.fromkeys((QUESTION, WHOLE), "it writes empty thoughts into earlier answers"),
+    "qwen3_5_nothink": dict.fromkeys(
+        (QUESTION, WHOLE), "it writes empty thoughts into earlier answers"
+    ),
     "qwen3_instruct_2507": dict.fromkeys((TURN, QUESTION), "it takes it for a model that thinks"),
 }
-"""Differences between the library and ours, with the reason. Ours writes what the template writes."""
+"""Differences between the library and ours, with the reason.
+Ours writes what the template writes.
+"""
 WITHOUT_TEMPLATE = (
     "deepseek-v4",
     "glm-5",
@@ -102,14 +116,18 @@ REFUSED = ("gpt-oss", "inkling", "prime-qwen3")
 
 def tokenizer_for(renderer: str, name: str | None = None) -> PreTrainedTokenizerFast:
     """A tokenizer with the tokens that a renderer asks for: it names one at a time."""
-    loaded = families.load(name or next((each for each, known in FAMILIES.items() if known == renderer), "qwen3"))
+    loaded = families.load(
+        name or next((each for each, known in FAMILIES.items() if known == renderer), "qwen3")
+    )
     kind = type(renderers.config_from_name(renderer))
     for _ in range(40):
         lacking = _lacking(loaded, kind())
         if lacking is None:
             return loaded
         tag = re.match(r"</?(think|tool|arg|minimax)", lacking) is not None
-        loaded.backend_tokenizer.add_tokens([AddedToken(lacking, special=not tag, normalized=False)])
+        loaded.backend_tokenizer.add_tokens(
+            [AddedToken(lacking, special=not tag, normalized=False)]
+        )
     raise AssertionError(renderer)
 
 
@@ -135,13 +153,20 @@ def openai(messages: Sequence[BaseMessage]) -> list[Any]:
     roles = {"human": "user", "ai": "assistant"}
     found: list[Any] = []
     for message in messages:
-        turn: dict[str, Any] = {"role": roles.get(message.type, message.type), "content": message.text}
+        turn: dict[str, Any] = {
+            "role": roles.get(message.type, message.type),
+            "content": message.text,
+        }
         if isinstance(message, ToolMessage):
             turn |= {"tool_call_id": message.tool_call_id, "name": message.name}
         if isinstance(message, AIMessage):
             turn |= message.additional_kwargs
             calls = [
-                {"type": "function", "id": c["id"], "function": {"name": c["name"], "arguments": c["args"]}}
+                {
+                    "type": "function",
+                    "id": c["id"],
+                    "function": {"name": c["name"], "arguments": c["args"]},
+                }
                 for c in message.tool_calls
             ]
             turn |= {"tool_calls": calls} if calls else {}
@@ -181,22 +206,32 @@ def differences(codec: ChatTemplateCodec, library: Any, tools: list[Any]) -> set
         asked = None
     if (bridged and bridged.token_ids) != asked:
         found.add(QUESTION)
-    if codec.encode(more, tools) != library.render_ids(openai(more), tools=tools or None, add_generation_prompt=True):
+    if codec.encode(more, tools) != library.render_ids(
+        openai(more), tools=tools or None, add_generation_prompt=True
+    ):
         found.add(WHOLE)
     return found
 
 
-def _read_alike(codec: ChatTemplateCodec, library: Any, ids: list[int], prompt: list[int], tools: list[Any]) -> bool:
+def _read_alike(
+    codec: ChatTemplateCodec, library: Any, ids: list[int], prompt: list[int], tools: list[Any]
+) -> bool:
     theirs = library.parse_response(ids, tools=tools or None, prompt_ids=prompt)
     ours = codec.parse(codec.decode(ids), tools)
     calls = [(call.name, call.arguments) for call in theirs.tool_calls]
-    read = (ours.content.strip(), ours.reasoning or "", [(call["name"], call["args"]) for call in ours.tool_calls])
+    read = (
+        ours.content.strip(),
+        ours.reasoning or "",
+        [(call["name"], call["args"]) for call in ours.tool_calls],
+    )
     return read == (theirs.content.strip(), (theirs.reasoning_content or "").strip(), calls)
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the file that openai-harmony fetches, out of the tokenizer of gpt-oss. It holds it to a hash."""
+    """A folder with the file that openai-harmony fetches, out of the tokenizer of gpt-oss. It holds
+    it to a hash.
+    """
     named = {letter: byte for byte, letter in bytes_to_unicode().items()}
     known = families.base("gptoss").backend_tokenizer.get_vocab(with_added_tokens=False)
     lines = [
@@ -217,18 +252,33 @@ def without_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("without_network")
 @pytest.mark.parametrize(("name", "renderer"), FAMILIES.items())
-def test_the_library_and_ours_agree_but_where_it_departs_from_the_template(name: str, renderer: str) -> None:
+def test_the_library_and_ours_agree_but_where_it_departs_from_the_template(
+    name: str, renderer: str
+) -> None:
     codec = ChatTemplateCodec(tokenizer_for(renderer, name))
-    assert differences(codec, renderer_for(renderer, codec, name), TOOLS) == KNOWN.get(name, {}).keys()
-    said = [*ASKED, answer(codec, "", CODE), ToolMessage("42", tool_call_id="call-0", name="python")]
+    assert (
+        differences(codec, renderer_for(renderer, codec, name), TOOLS) == KNOWN.get(name, {}).keys()
+    )
+    said = [
+        *ASKED,
+        answer(codec, "", CODE),
+        ToolMessage("42", tool_call_id="call-0", name="python"),
+    ]
     if not codec.dialect.shape.prompted:
         field = codec.dialect.thoughts.field if codec.dialect.thoughts is not None else None
-        turns = [{field if key == REASONING else key: value for key, value in turn.items()} for turn in openai(said)]
-        theirs: Any = codec.tokenizer.apply_chat_template(turns, tools=TOOLS, add_generation_prompt=True)
+        turns = [
+            {field if key == REASONING else key: value for key, value in turn.items()}
+            for turn in openai(said)
+        ]
+        theirs: Any = codec.tokenizer.apply_chat_template(
+            turns, tools=TOOLS, add_generation_prompt=True
+        )
         assert codec.encode(said, TOOLS) == theirs["input_ids"]
 
 
-@pytest.mark.parametrize("renderer", [*WITHOUT_TEMPLATE, *sorted({*FAMILIES.values()} - {*REFUSED})])
+@pytest.mark.parametrize(
+    "renderer", [*WITHOUT_TEMPLATE, *sorted({*FAMILIES.values()} - {*REFUSED})]
+)
 def test_a_codec_over_a_renderer_writes_and_reads_what_the_renderer_does(renderer: str) -> None:
     tokenizer = tokenizer_for(renderer)
     codec: Any = open_codec(tokenizer, CodecOptions(renderer=renderer))
@@ -238,7 +288,9 @@ def test_a_codec_over_a_renderer_writes_and_reads_what_the_renderer_does(rendere
     tools = [] if codec.dialect.shape.prompted else TOOLS
     if tools:
         kept = {QUESTION} if renderer == "gemma4" else set[str]()  # see `KEPT`
-        cut = {"gemma4": CUT, "glm-4.5": CUT, "glm-5": CUT, "glm-5.1": CUT, "glm-5.3": CUT}.get(renderer)
+        cut = {"gemma4": CUT, "glm-4.5": CUT, "glm-5": CUT, "glm-5.1": CUT, "glm-5.3": CUT}.get(
+            renderer
+        )
         library = renderers.create_renderer(tokenizer, renderers.config_from_name(renderer))
         assert differences(codec, library, tools) == kept | ({cut} if cut else set())
     fuzz(codec, renderer, 6, seed=0)
@@ -259,7 +311,10 @@ def test_calls_that_only_the_renderer_reads_are_calls_or_say_why_not() -> None:
     assert mark in invalid["args"]
     assert "cannot be read" in invalid["error"]
     stream = codec.stream()
-    pieces = [stream.push(token) for token in codec.encode_answer(f"Hm.</think>\n\nI compute.\n{call}")[:-1]]
+    pieces = [
+        stream.push(token)
+        for token in codec.encode_answer(f"Hm.</think>\n\nI compute.\n{call}")[:-1]
+    ]
     assert "".join([*pieces, stream.finish()]).strip() == "I compute."
 
 
@@ -268,7 +323,11 @@ def test_spellings_in_lists_of_a_tool_are_text_though_the_renderer_writes_ascii(
     spelled = "<|im_end|>"
     literal = "\\udb80\\udc00"
     kind = {"type": "string", "enum": [spelled, literal], "default": spelled}
-    tool = {"name": "go", "description": literal, "parameters": {"type": "object", "properties": {"where": kind}}}
+    tool = {
+        "name": "go",
+        "description": literal,
+        "parameters": {"type": "object", "properties": {"where": kind}},
+    }
     ids = codec.encode(ASKED, [{"type": "function", "function": tool}])
     assert ids.count(codec.end_of_turn) == codec.encode(ASKED, TOOLS).count(codec.end_of_turn)
     text = shown(codec, ids)
@@ -301,7 +360,9 @@ def test_a_renderer_that_cannot_stand_behind_the_codec_is_refused(renderer: str)
         open_codec(tokenizer_for(renderer), CodecOptions(renderer=renderer))
 
 
-def test_a_renderer_that_is_not_there_or_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renderer_that_is_not_there_or_does_not_fit_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tokenizer = families.load("llama3")
     for name, said in {
         "lama-3": "There is no renderer 'lama-3'. Did you mean 'llama-3'? Known: deepseek-r1, ",

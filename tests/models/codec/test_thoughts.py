@@ -41,7 +41,9 @@ def test_the_marks_count_and_what_follows_does_not(
 
 def test_a_character_that_the_end_of_the_answer_cuts(stripping_codec: ChatTemplateCodec) -> None:
     ids = stripping_codec.encode_answer("<think>a \U0001f600")[:-3]
-    assert stripping_codec.decode(ids).endswith("\ufffd") and stripping_codec.thought_tokens(ids) == len(ids)
+    assert stripping_codec.decode(ids).endswith("\ufffd") and stripping_codec.thought_tokens(
+        ids
+    ) == len(ids)
 
 
 def test_channels() -> None:
@@ -55,7 +57,9 @@ def test_channels() -> None:
     assert HARMONY.read(text, {}).reasoning == "I think.\n\nMore."
     assert HARMONY.thought_spans(last) == []
     text = " to=self<|message|>I think.<|eom|><|start|>assistant to=user<|message|>So.<|eot|>"
-    assert [text[a:b] for a, b in MUSE.thought_spans(text)] == [" to=self<|message|>I think.<|eom|>"]
+    assert [text[a:b] for a, b in MUSE.thought_spans(text)] == [
+        " to=self<|message|>I think.<|eom|>"
+    ]
 
 
 def test_looping_thoughts_take_time_in_proportion_to_them() -> None:
@@ -82,13 +86,18 @@ def test_bytes_have_none() -> None:
 
 
 @pytest.mark.real_tokenizers
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_6", "gptoss", "glm4moe", "nemotron_3_nano", "muse_glimmer"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3_6", "gptoss", "glm4moe", "nemotron_3_nano", "muse_glimmer"]
+)
 def test_families(name: str) -> None:
     codec = ChatTemplateCodec(families.load(name))
     asked: list[BaseMessage] = [HumanMessage("What is 6 * 7?")]
     said = AIMessage("It is 42.", additional_kwargs={REASONING: "Six sevens, I compute."})
     ids = codec.encode_turn([*asked, said])
     count = codec.thought_tokens(ids)
-    before, after = (codec.tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:count], ids[count:]))
+    before, after = (
+        codec.tokenizer.decode(part, skip_special_tokens=False)
+        for part in (ids[:count], ids[count:])
+    )
     assert "Six sevens, I compute." in before and "42" not in before
     assert "It is 42." in after and "compute" not in after and count >= 8

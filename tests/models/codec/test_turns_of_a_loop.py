@@ -1,4 +1,6 @@
-"""Conversations with turns that templates have no place for: calls that cannot be read, and words beside calls."""
+"""Conversations with turns that templates have no place for: calls that cannot be read, and words
+beside calls.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,41 @@ TOOLS: list[dict[str, Any]] = [
         "function": {
             "name": "python",
             "description": "Runs code",
-            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string"}},
+                "required": ["code"],
+            },
         },
     }
 ]
 ASKED: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage("What is 6 * 7?")]
 REASON = "Invalid tool call: it is not closed"
-DEFAULT = {"gemma3", "deepseekv3", "nemotron_3_nano", "glm4moe", "gemma4_v3", "lfm2_2_5_v2", "llama3_1", "gptoss"}
+DEFAULT = {
+    "gemma3",
+    "deepseekv3",
+    "nemotron_3_nano",
+    "glm4moe",
+    "gemma4_v3",
+    "lfm2_2_5_v2",
+    "llama3_1",
+    "gptoss",
+}
 each_family = pytest.mark.parametrize(
-    "name", [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in families.FAMILIES]
+    "name",
+    [
+        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow)
+        for name in families.FAMILIES
+    ],
 )
 
 
 def answer(thoughts: bool, content: str = "", *, calls: int = 0, invalid: int = 0) -> AIMessage:
     return AIMessage(
         content,
-        tool_calls=[{"name": "python", "args": {"code": f"{i}"}, "id": f"call-{i}"} for i in range(calls)],
+        tool_calls=[
+            {"name": "python", "args": {"code": f"{i}"}, "id": f"call-{i}"} for i in range(calls)
+        ],
         invalid_tool_calls=[
             {"type": "invalid_tool_call", "name": None, "args": "RAW", "error": "", "id": f"x-{i}"}
             for i in range(invalid)
@@ -45,7 +66,10 @@ def answer(thoughts: bool, content: str = "", *, calls: int = 0, invalid: int = 
 
 
 def results(message: AIMessage) -> list[BaseMessage]:
-    right = [ToolMessage(f"RESULT {call['id']}", tool_call_id=call["id"], name="python") for call in message.tool_calls]
+    right = [
+        ToolMessage(f"RESULT {call['id']}", tool_call_id=call["id"], name="python")
+        for call in message.tool_calls
+    ]
     wrong = [
         ToolMessage(f"{REASON} {call['id']}", tool_call_id=str(call["id"]), name="unknown")
         for call in message.invalid_tool_calls
@@ -65,7 +89,9 @@ def test_the_conversation_goes_on(name: str, thoughts: bool) -> None:
         return
     fresh = shown(codec, codec.encode(ASKED, TOOLS)).rpartition("6 * 7?")[2]
     plain = answer(thoughts, calls=1)
-    goes_on = shown(codec, codec.encode([*ASKED, plain, *results(plain)], TOOLS)).rpartition("RESULT call-0")[2]
+    goes_on = shown(codec, codec.encode([*ASKED, plain, *results(plain)], TOOLS)).rpartition(
+        "RESULT call-0"
+    )[2]
     for message in (
         answer(thoughts, invalid=1),
         answer(thoughts, "Well.", invalid=1),
@@ -78,18 +104,28 @@ def test_the_conversation_goes_on(name: str, thoughts: bool) -> None:
         inserted = shown(codec, codec.extend(seen, 2, ended_by=sampled[-1], tools=TOOLS))
         whole = shown(codec, codec.encode(seen, TOOLS))
         for result in results(message):
-            assert result.text in inserted and result.text in whole, "the model is shown what came of each call"
+            assert result.text in inserted and result.text in whole, (
+                "the model is shown what came of each call"
+            )
         last = results(message)[-1].text
         for text in (inserted, whole):
             after = text.rpartition(last)[2]
-            assert after.endswith(fresh) or after == goes_on, "the model is asked in an answer's place"
+            assert after.endswith(fresh) or after == goes_on, (
+                "the model is asked in an answer's place"
+            )
 
 
 @each_family
 def test_a_written_answer_with_words_and_calls_is_read_back(name: str) -> None:
-    """A turn encoded for fine-tuning is parsed back. A form without words beside calls keeps the calls."""
+    """A turn encoded for fine-tuning is parsed back. A form without words beside calls keeps the
+    calls.
+    """
     codec = ChatTemplateCodec(families.load(name))
-    for message in (answer(False, "Well.", calls=1), answer(False, calls=2), answer(False, "Well.", calls=2)):
+    for message in (
+        answer(False, "Well.", calls=1),
+        answer(False, calls=2),
+        answer(False, "Well.", calls=2),
+    ):
         read = codec.parse(codec.decode(codec.encode_turn([*ASKED, message], TOOLS)), TOOLS)
         calls = [{"name": call["name"], "args": call["args"]} for call in message.tool_calls]
         assert (read.tool_calls, read.invalid_tool_calls) == (calls, [])

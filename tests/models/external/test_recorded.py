@@ -23,7 +23,12 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 CONFIG: Any = {
-    "metadata": {"thread_id": "t", "langgraph_checkpoint_ns": "ask:1", "langgraph_node": "ask", "langgraph_step": 1}
+    "metadata": {
+        "thread_id": "t",
+        "langgraph_checkpoint_ns": "ask:1",
+        "langgraph_node": "ask",
+        "langgraph_step": 1,
+    }
 }
 QUESTION = [HumanMessage("hello there")]
 
@@ -50,7 +55,9 @@ class Hosted(BaseChatModel):
     def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
         for part in self._next().split():
             yield ChatGenerationChunk(message=AIMessageChunk(content=part))
-        yield ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata={"tier": "gold"}))
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(content="", response_metadata={"tier": "gold"})
+        )
 
 
 @pytest.fixture
@@ -93,7 +100,9 @@ async def test_it_is_asked_once_and_answers_the_same(how: str, journal: MemoryJo
     assert (first.response_metadata["tier"] == "gold") and more.text != first.text
     calls = journal.calls_of_task("t", "1")
     assert [call.call_index for call in calls] == [0, 1]
-    assert [call.model for call in calls] == ["hosted-1"] * 2 and all(call.untrainable for call in calls)
+    assert [call.model for call in calls] == ["hosted-1"] * 2 and all(
+        call.untrainable for call in calls
+    )
 
 
 async def test_the_record_is_there_before_the_last_chunk_is_seen(journal: MemoryJournal) -> None:
@@ -122,13 +131,17 @@ async def test_what_every_chunk_says_is_on_record_once(how: str, journal: Memory
 
 
 @pytest.mark.parametrize("seen", [1, 2])
-async def test_a_stream_that_is_left_is_on_record_as_left_with_what_was_seen(seen: int, journal: MemoryJournal) -> None:
+async def test_a_stream_that_is_left_is_on_record_as_left_with_what_was_seen(
+    seen: int, journal: MemoryJournal
+) -> None:
     with recording(Recording(journal)):
         stream = Hosted(asked=[]).stream(QUESTION, CONFIG)
         text = "".join(next(stream).text for _ in range(seen))
         stream.close()  # pyright: ignore[reportAttributeAccessIssue]
         (left,) = journal.calls_of_task("t", "1")
-        assert left.error is not None and left.error.kinds == () and left.response["content"] == text
+        assert (
+            left.error is not None and left.error.kinds == () and left.response["content"] == text
+        )
         await ask(Hosted(asked=[]), "invoke")
     answered = [call for call in journal.calls_of_task("t", "1") if call.error is None]
     assert [call.call_index for call in answered] == [0], "its index was given back"
@@ -191,7 +204,9 @@ async def test_an_answer_comes_back_as_it_was_and_the_program_has_its_own(
     with recording(Recording(store.journal)):
         again = Answering(message=None).invoke(QUESTION, CONFIG)
     assert type(again) is OwnMessage and again.citations == (1, 2)
-    assert getattr(again, where)["odd"] == ODD[name] and type(getattr(again, where)["odd"]) is type(ODD[name])
+    assert getattr(again, where)["odd"] == ODD[name] and type(getattr(again, where)["odd"]) is type(
+        ODD[name]
+    )
     assert again.response_metadata["call_id"] == answer.response_metadata["call_id"]
 
 
@@ -207,7 +222,11 @@ async def test_what_has_no_stored_form_is_a_mark_in_the_record(store: RunStore) 
     assert call.lost is not None and "additional_kwargs.raw: Provider" in call.lost
     with recording(Recording(store.journal)):
         again = Answering(message=None).invoke(QUESTION, CONFIG)
-    assert again.text == "a whale" and again.additional_kwargs["kept"] == b"x" and "raw" not in again.additional_kwargs
+    assert (
+        again.text == "a whale"
+        and again.additional_kwargs["kept"] == b"x"
+        and "raw" not in again.additional_kwargs
+    )
 
 
 class Breaking(Hosted):
@@ -232,7 +251,9 @@ class Refused(openai.RateLimitError):
 
 def _refused(kind: type[openai.APIStatusError]) -> Exception:
     told = {"retry-after": "2", "set-cookie": "key=1"}
-    response = httpx.Response(429, headers=told, json={"why": "rate"}, request=httpx.Request("POST", "http://x"))
+    response = httpx.Response(
+        429, headers=told, json={"why": "rate"}, request=httpx.Request("POST", "http://x")
+    )
     return kind("slow down", response=response, body={"code": "rate"})
 
 
@@ -293,7 +314,9 @@ async def test_what_a_model_raised_is_on_record_and_raised_again_but_asked_again
     assert type(again) is type(error) and str(again) == str(error)
     assert getattr(again, "status_code", None) == getattr(error, "status_code", None)
     if isinstance(again, openai.APIStatusError):
-        assert again.response.headers["retry-after"] == "2" and again.response.json() == {"why": "rate"}
+        assert again.response.headers["retry-after"] == "2" and again.response.json() == {
+            "why": "rate"
+        }
         assert "set-cookie" not in again.response.headers
     with recording(Recording(store.journal)):
         await told()
@@ -303,13 +326,17 @@ async def test_what_a_model_raised_is_on_record_and_raised_again_but_asked_again
 
 
 @pytest.mark.parametrize("stop", [asyncio.CancelledError, KeyboardInterrupt, GraphInterrupt])
-async def test_what_stops_a_run_is_no_failure_of_the_model(stop: Any, journal: MemoryJournal) -> None:
+async def test_what_stops_a_run_is_no_failure_of_the_model(
+    stop: Any, journal: MemoryJournal
+) -> None:
     with recording(Recording(journal)), pytest.raises(stop):
         Breaking(asked=[], error=stop()).invoke(QUESTION, CONFIG)
     assert journal.calls_of_task("t", "1") == []
 
 
-@pytest.mark.parametrize("difference", [{"stop": ["."]}, {"tool_choice": "any"}, {"model": "hosted-2"}])
+@pytest.mark.parametrize(
+    "difference", [{"stop": ["."]}, {"tool_choice": "any"}, {"model": "hosted-2"}]
+)
 async def test_another_request_is_asked(difference: dict[str, Any], journal: MemoryJournal) -> None:
     model = Hosted(asked=[])
     with recording(Recording(journal)):
@@ -319,7 +346,9 @@ async def test_another_request_is_asked(difference: dict[str, Any], journal: Mem
     assert len(model.asked) == 2
 
 
-async def test_outside_of_a_recording_and_of_a_graph_nothing_changes(journal: MemoryJournal) -> None:
+async def test_outside_of_a_recording_and_of_a_graph_nothing_changes(
+    journal: MemoryJournal,
+) -> None:
     model = Hosted(asked=[])
     model.invoke(QUESTION, CONFIG)
     with recording(Recording(journal)):
@@ -332,7 +361,9 @@ class Slow(Hosted):
         self._next()
         return await asyncio.Future[ChatResult]()
 
-    async def _astream(self, messages: Any, *args: Any, **options: Any) -> AsyncIterator[ChatGenerationChunk]:
+    async def _astream(
+        self, messages: Any, *args: Any, **options: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
         yield ChatGenerationChunk(message=AIMessageChunk(content=self._next()))
         yield ChatGenerationChunk(message=AIMessageChunk(content="more"))
         await asyncio.Future[None]()
@@ -382,7 +413,9 @@ class Told(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize("how", ["stream", "astream"])
-async def test_callbacks_hear_of_a_stream_that_is_on_record(how: str, journal: MemoryJournal) -> None:
+async def test_callbacks_hear_of_a_stream_that_is_on_record(
+    how: str, journal: MemoryJournal
+) -> None:
     events = list[list[str]]()
     for _ in range(2):
         told, model = Told(), Hosted(asked=[])

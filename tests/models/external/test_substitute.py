@@ -1,4 +1,6 @@
-"""The policy in the place of a provider's class: structured output by each method is what the class gives."""
+"""The policy in the place of a provider's class: structured output by each method is what the class
+gives.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,20 @@ class TypedPlan(TypedDict):
 
 SCHEMA = {"title": "Plan", "description": "A plan.", **Plan.model_json_schema()}
 SCHEMAS: dict[str, Any] = {"Plan": Plan, "TypedPlan": TypedPlan, "json": SCHEMA}
-MODELS = {"openai": ChatOpenAI(model="gpt-5", **NOWHERE), "anthropic": ChatAnthropic(model="claude-test", **NOWHERE)}
+MODELS = {
+    "openai": ChatOpenAI(model="gpt-5", **NOWHERE),
+    "anthropic": ChatAnthropic(model="claude-test", **NOWHERE),
+}
 
 
 def ask(model: str, text: str, schema: Any, method: str, **options: Any) -> tuple[Any, Any]:
     """What comes back, and the schema that the engine was told."""
     structured = MODELS[model].with_structured_output(schema, method=method, **options)
-    with standing_in(), ScriptedEngine([text]) as engine, using_policy(engine, Sampling(max_tokens=400)):
+    with (
+        standing_in(),
+        ScriptedEngine([text]) as engine,
+        using_policy(engine, Sampling(max_tokens=400)),
+    ):
         return structured.invoke("plan"), engine.requests[0].schema
 
 
@@ -65,7 +74,10 @@ def right(method: str, schema: str) -> str:
 def test_right_json_is_what_the_class_gives(
     model: str, method: str, options: dict[str, Any], raw: bool, schema: str
 ) -> None:
-    text, wanted = right(method, schema), Plan(steps=["a"]) if schema == "Plan" else {"steps": ["a"]}
+    text, wanted = (
+        right(method, schema),
+        (Plan(steps=["a"]) if schema == "Plan" else {"steps": ["a"]}),
+    )
     found, told = ask(model, text, SCHEMAS[schema], method, include_raw=raw, **options)
     if raw:
         assert found["parsing_error"] is None and found["raw"].text in (text, "")
@@ -82,7 +94,9 @@ def test_right_json_is_what_the_class_gives(
         ("anthropic", "json_schema", "TypedPlan", OutputParserException),
     ],
 )
-def test_wrong_json_raises_what_the_class_raises(model: str, method: str, schema: str, error: Any) -> None:
+def test_wrong_json_raises_what_the_class_raises(
+    model: str, method: str, schema: str, error: Any
+) -> None:
     with pytest.raises(error):
         ask(model, "no idea", SCHEMAS[schema], method)
     if error is OutputParserException:

@@ -1,7 +1,8 @@
-"""4 bits on a CPU, by the library's packed kernel and without it: which layers it is given, and what comes of it.
+"""4 bits on a CPU, by the library's packed kernel and without it: which layers it is given, and
+what comes of it.
 
-Both ways are taken wherever these tests run: where the CPU has no such kernel, another one stands in for it that reads
-the same layout.
+Both ways are taken wherever these tests run: where the CPU has no such kernel, another one stands
+in for it that reads the same layout.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from hrm_agent.trajectory import Sampling
 from tests.models.conftest import make_model
 
 TOLERANCE, MEAN = 0.2, 0.03
-"""Of log-probs in bfloat16, one token's and the mean of many. Found: 0.04 and 0.009, which bfloat16 makes by itself."""
+"""Of log-probs in bfloat16, one token's and the mean of many. Found: 0.04 and 0.009, which bfloat16
+makes by itself.
+"""
 SIZES = {
     "few fit": {"hidden_size": 32, "intermediate_size": 48},
     "some fit": {"hidden_size": 64, "intermediate_size": 80},
@@ -41,7 +44,9 @@ PACKED = {"few fit": 2, "some fit": 8, "all fit": 14}
 """Layers, of fourteen."""
 
 
-def stand_in(given: torch.Tensor, weight: torch.Tensor, out: Any = None, state: Any = None, **_: Any) -> torch.Tensor:
+def stand_in(
+    given: torch.Tensor, weight: torch.Tensor, out: Any = None, state: Any = None, **_: Any
+) -> torch.Tensor:
     """What the packed kernel computes, by unpacking."""
     state = copy.copy(state)
     plain, _ = library._convert_weight_packed_for_cpu_inverse(weight.data, state)
@@ -76,7 +81,9 @@ def load(folder: Path, kernel: str, dtype: str) -> Any:
 def packed_now(model: Any) -> int:
     layers = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
     assert len(layers) == 14
-    return sum(getattr(layer.weight.quant_state, "packing_format_for_cpu", False) for layer in layers)
+    return sum(
+        getattr(layer.weight.quant_state, "packing_format_for_cpu", False) for layer in layers
+    )
 
 
 def logprobs_of(model: Any, ids: list[int]) -> torch.Tensor:
@@ -119,21 +126,34 @@ def test_the_engine_says_what_a_plain_forward_pass_does_of_any_width(
     far: list[torch.Tensor] = []
     options = LoadOptions("nf4", dtype, "cpu", kernel=kernel)
     with load_engine(str(folders[width]), name="x", options=options) as engine:
-        requests = [GenerationRequest((5 + i, *range(20 + i)), Sampling(seed=i, max_tokens=24)) for i in range(4)]
+        requests = [
+            GenerationRequest((5 + i, *range(20 + i)), Sampling(seed=i, max_tokens=24))
+            for i in range(4)
+        ]
         for request, future in [(request, engine.submit(request)) for request in requests]:
             done = future.result(60)
             ids = [*request.prompt_ids, *done.token_ids]
             answer = torch.tensor(done.token_ids)
             for model in models:
-                own = logprobs_of(model, ids)[len(request.prompt_ids) - 1 : -1].gather(1, answer[:, None])[:, 0]
-                torch.testing.assert_close(torch.tensor(done.logprobs), own, atol=tolerance, rtol=1e-4)
+                own = logprobs_of(model, ids)[len(request.prompt_ids) - 1 : -1].gather(
+                    1, answer[:, None]
+                )[:, 0]
+                torch.testing.assert_close(
+                    torch.tensor(done.logprobs), own, atol=tolerance, rtol=1e-4
+                )
                 far.append((torch.tensor(done.logprobs) - own).abs())
     assert torch.cat(far).mean() < mean
-    assert packed_now(models[0]) == (PACKED[width] if (kernel, dtype) == ("auto", "bfloat16") else 0)
+    assert packed_now(models[0]) == (
+        PACKED[width] if (kernel, dtype) == ("auto", "bfloat16") else 0
+    )
 
 
-def test_a_packed_layer_goes_back_before_it_learns_or_is_saved(kernel: str, folders: dict[str, Path]) -> None:
-    """As in a training whose rollouts are answered in between: the gradients are those of weights never packed."""
+def test_a_packed_layer_goes_back_before_it_learns_or_is_saved(
+    kernel: str, folders: dict[str, Path]
+) -> None:
+    """As in a training whose rollouts are answered in between: the gradients are those of weights
+    never packed.
+    """
     given = torch.tensor([[*range(3, 40)]])
     gradients: list[dict[str, torch.Tensor]] = []
     for way in (kernel, "plain"):
@@ -144,7 +164,9 @@ def test_a_packed_layer_goes_back_before_it_learns_or_is_saved(kernel: str, fold
         assert packed_now(model) == (14 if way == "auto" else 0)
         model.train()(input_ids=given, labels=given).loss.backward()
         assert packed_now(model) == 0
-        gradients.append({name: p.grad.float() for name, p in model.named_parameters() if p.requires_grad})
+        gradients.append(
+            {name: p.grad.float() for name, p in model.named_parameters() if p.requires_grad}
+        )
     assert len(gradients[0]) == 8
     for name, one in gradients[0].items():
         other = gradients[1][name]
@@ -158,11 +180,20 @@ def test_a_packed_layer_goes_back_before_it_learns_or_is_saved(kernel: str, fold
     assert saved.keys() == untouched.keys()
     for name, value in saved.items():
         torch.testing.assert_close(value.float(), untouched[name].float(), atol=0, rtol=2**-8)
-    assert torch.equal(logprobs_of(model, [*range(3, 40)]), before), "it is packed again, and no worse"
+    assert torch.equal(logprobs_of(model, [*range(3, 40)]), before), (
+        "it is packed again, and no worse"
+    )
 
 
 def test_in_evaluation_too_what_asks_for_a_gradient_gets_one(kernel: str) -> None:
-    layer = Linear4bit(64, 32, bias=False, compute_dtype=torch.bfloat16, compress_statistics=False, quant_type="nf4")
+    layer = Linear4bit(
+        64,
+        32,
+        bias=False,
+        compute_dtype=torch.bfloat16,
+        compress_statistics=False,
+        quant_type="nf4",
+    )
     layer.load_state_dict({"weight": torch.randn(32, 64)})
     model = torch.nn.Sequential(layer.to("cpu")).eval()
     assert choose_kernels(model, kernel) == (kernel == "auto")
@@ -178,13 +209,17 @@ def test_in_evaluation_too_what_asks_for_a_gradient_gets_one(kernel: str) -> Non
 @pytest.mark.parametrize(("rows", "columns"), [(32, 64), (96, 192), (160, 320)])
 def test_what_stands_in_for_the_kernel_computes_the_same(rows: int, columns: int) -> None:
     """As unpacked weights do, and as the kernel does where there is one."""
-    layer = Linear4bit(columns, rows, bias=False, compute_dtype=torch.bfloat16, compress_statistics=False)
+    layer = Linear4bit(
+        columns, rows, bias=False, compute_dtype=torch.bfloat16, compress_statistics=False
+    )
     layer.load_state_dict({"weight": torch.randn(rows, columns)})
     layer = layer.to("cpu").eval()
     layer.support_avx512bf16_for_cpu = False
     given = torch.randn(40, columns, dtype=torch.bfloat16)
     found = [layer(given)]
-    layer.weight.data, state = library._convert_weight_packed_for_cpu(layer.weight.data, layer.weight.quant_state)
+    layer.weight.data, state = library._convert_weight_packed_for_cpu(
+        layer.weight.data, layer.weight.quant_state
+    )
     found += [layer(given)] if has_packed_kernel() else []
     wanted = stand_in(given, layer.weight, state=state)
     for one in found:

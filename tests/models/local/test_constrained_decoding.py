@@ -1,4 +1,6 @@
-"""Answers held to a schema: valid whatever the weights, the same for the same seed, and nobody else's business."""
+"""Answers held to a schema: valid whatever the weights, the same for the same seed, and nobody
+else's business.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def ask(
     return engine.submit(GenerationRequest(prompt, sampling, schema=schema))
 
 
-def test_random_weights_answer_in_valid_json_and_leave_the_others_alone(engine: TransformersEngine) -> None:
+def test_random_weights_answer_in_valid_json_and_leave_the_others_alone(
+    engine: TransformersEngine,
+) -> None:
     alone = [ask(engine, seed, max_tokens=30).result(60).token_ids for seed in range(6)]
     held = [ask(engine, seed, VERDICT, (1.0, 0.0, 0.3, 4.0)[seed % 4]) for seed in range(16)]
     free = [ask(engine, seed, max_tokens=30) for seed in range(6)]
@@ -73,7 +77,9 @@ def check_logprobs(engine: TransformersEngine, answer: Completion) -> None:
     """They are the model's own, of the whole vocabulary."""
     prompt = engine.codec.encode([HumanMessage("the sum")])
     with torch.inference_mode():
-        logits = make_model("qwen3")(input_ids=torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
+        logits = make_model("qwen3")(input_ids=torch.tensor([[*prompt, *answer.token_ids]])).logits[
+            0
+        ]
     own = torch.log_softmax(logits.float(), -1)[len(prompt) - 1 : -1]
     expected = own.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-4, rtol=1e-4)
@@ -90,7 +96,9 @@ def check_logprobs(engine: TransformersEngine, answer: Completion) -> None:
     ],
     ids=["wrong", "remote", "huge", "tangled"],
 )
-def test_a_schema_that_cannot_be_enforced_is_not(engine: TransformersEngine, schema: dict[str, Any]) -> None:
+def test_a_schema_that_cannot_be_enforced_is_not(
+    engine: TransformersEngine, schema: dict[str, Any]
+) -> None:
     answer = ask(engine, 1, schema, max_tokens=4).result(60)
     assert not answer.constrained
     assert answer.token_ids == ask(engine, 1, max_tokens=4).result(60).token_ids
@@ -99,12 +107,16 @@ def test_a_schema_that_cannot_be_enforced_is_not(engine: TransformersEngine, sch
 def test_a_schema_that_takes_too_long_holds_up_nobody(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(engine, 1, VERDICT, max_tokens=1).result(60)  # the vocabulary has been read: its time is not the schema's
-    monkeypatch.setattr(structured, "COMPILE_SECONDS", 0.2)
-    slow = {"type": "object", "properties": {f"property {i}": {"type": "number"} for i in range(1200)}}
+    monkeypatch.setattr("hrm_agent.models.local.engine.COMPILE_SECONDS", 0.2)
+    slow = {
+        "type": "object",
+        "properties": {f"property {i}": {"type": "number"} for i in range(1200)},
+    }
     assert len(json.dumps(slow)) < structured._LONGEST
     compile_, compiled = Schemas._matcher, threading.Event()
-    monkeypatch.setattr(Schemas, "_matcher", lambda *args: compiled.wait(60) and compile_(*args[:2], "{}"))
+    monkeypatch.setattr(
+        Schemas, "_matcher", lambda self, text: compiled.wait(60) and compile_(self, "{}")
+    )
     late = ask(engine, 2, slow, max_tokens=3)
     assert len(ask(engine, 3, max_tokens=3).result(60).token_ids) > 0
     assert not late.result(60).constrained
@@ -157,7 +169,9 @@ def test_the_record_says_that_a_schema_chose(engine: TransformersEngine) -> None
         with using_policy(engine, constrain=False):
             trained = asking.invoke("Judge freely.")
     jsonschema.validate(json.loads(message.text), small)
-    calls = [journal.find_call(said.response_metadata["call_id"]) for said in (message, tooled, trained)]
+    calls = [
+        journal.find_call(said.response_metadata["call_id"]) for said in (message, tooled, trained)
+    ]
     assert [call and call.constrained for call in calls] == [True, False, False]
     assert [call and call.trainable for call in calls] == [False, True, True]
     assert isinstance(asking, PolicyModel) and asking.answer_schema == small

@@ -1,4 +1,6 @@
-"""The in-process engine against a plain forward pass, and against everything that callers do to it."""
+"""The in-process engine against a plain forward pass,
+and against everything that callers do to it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 
 class OpenEnded(ByteCodec):
-    """No control token that these small models ever sample, so that lengths are what a test asks for."""
+    """No control token that these small models ever sample, so that lengths are what a test asks
+    for.
+    """
 
     end_of_turn = 100_000
     control_token_ids = frozenset((100_000,))
 
 
-def ask(engine: TransformersEngine, prompt: Sequence[int], seed: int = 0, **sampling: Any) -> Future[Completion]:
-    return engine.submit(GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 12, **sampling})))
+def ask(
+    engine: TransformersEngine, prompt: Sequence[int], seed: int = 0, **sampling: Any
+) -> Future[Completion]:
+    return engine.submit(
+        GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 12, **sampling}))
+    )
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -47,7 +55,9 @@ def raw_logprobs(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> to
     return logits.log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def check(model: Any, prompt: Sequence[int], completion: Completion, temperature: float = 1.0) -> None:
+def check(
+    model: Any, prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+) -> None:
     answer = completion.token_ids
     tempered = (raw_logprobs(model, prompt, answer) / temperature).log_softmax(-1)
     plain = tempered[range(len(answer)), list(answer)]
@@ -61,7 +71,10 @@ def engine(model: Any) -> Iterator[TransformersEngine]:
 
 
 def test_logprobs_are_those_of_a_plain_forward_pass(engine: TransformersEngine, model: Any) -> None:
-    prompts = [prompt_of(length, i) for i, length in enumerate((1, 2, 7, 31, 32, 33, 64, 100, 3, 200, 5, 1))]
+    prompts = [
+        prompt_of(length, i)
+        for i, length in enumerate((1, 2, 7, 31, 32, 33, 64, 100, 3, 200, 5, 1))
+    ]
     futures = [ask(engine, prompt, i, max_tokens=3 + 5 * i) for i, prompt in enumerate(prompts)]
     for i, (prompt, future) in enumerate(zip(prompts, futures, strict=True)):
         completion = future.result(60)
@@ -74,7 +87,11 @@ def test_logprobs_are_those_of_a_plain_forward_pass(engine: TransformersEngine, 
 def test_qwen2_runs_too() -> None:
     torch.manual_seed(0)
     config = Qwen2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=340
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        vocab_size=340,
     )
     config.num_key_value_heads = 1
     model = Qwen2ForCausalLM(config).eval()
@@ -97,14 +114,19 @@ def test_many_conversations_go_on_in_place_at_once(engine: TransformersEngine, m
     texts = [prompt_of(20 + i, i) for i in range(30)]
     for turn in range(3):
         fed = engine.fed_tokens
-        futures = [ask(engine, text, 100 * turn + i, max_tokens=4 + i % 9) for i, text in enumerate(texts)]
+        futures = [
+            ask(engine, text, 100 * turn + i, max_tokens=4 + i % 9) for i, text in enumerate(texts)
+        ]
         answers = [future.result(60).token_ids for future in futures]
         for text, future in zip(texts, futures, strict=True):
             check(model, text, future.result())
         if turn:
-            assert engine.fed_tokens - fed == sum(len(answer) for answer in answers) + 5 * len(texts)
+            assert engine.fed_tokens - fed == sum(len(answer) for answer in answers) + 5 * len(
+                texts
+            )
         texts = [
-            [*text, *answer, *prompt_of(5, i)] for i, (text, answer) in enumerate(zip(texts, answers, strict=True))
+            [*text, *answer, *prompt_of(5, i)]
+            for i, (text, answer) in enumerate(zip(texts, answers, strict=True))
         ]
 
 
@@ -120,7 +142,9 @@ def test_samples_of_one_prompt_feed_it_once(engine: TransformersEngine, model: A
 def test_more_requests_than_rows_all_end(model: Any) -> None:
     with TransformersEngine(model, OpenEnded(), name="tiny", max_slots=3) as engine:
         prompts = [prompt_of(5 + i % 4, i % 7) for i in range(30)]
-        for prompt, future in [(prompt, ask(engine, prompt, i)) for i, prompt in enumerate(prompts)]:
+        for prompt, future in [
+            (prompt, ask(engine, prompt, i)) for i, prompt in enumerate(prompts)
+        ]:
             check(model, prompt, future.result(60))
 
 
@@ -147,7 +171,9 @@ def test_long_prompts_are_fed_in_portions(
     assert engine.fed_tokens == sum(map(len, prompts)) + 7 * 39 + 4 + 4 * 11
 
 
-def test_a_long_request_makes_room_among_running_ones(engine: TransformersEngine, model: Any) -> None:
+def test_a_long_request_makes_room_among_running_ones(
+    engine: TransformersEngine, model: Any
+) -> None:
     running = [ask(engine, prompt_of(6 + i), i, max_tokens=60) for i in range(20)]
     running[0].result(60)
     long = [ask(engine, prompt_of(150, i), i, max_tokens=100) for i in range(10)]
@@ -158,7 +184,10 @@ def test_a_long_request_makes_room_among_running_ones(engine: TransformersEngine
 
 
 def test_tokens_of_a_seed_do_not_depend_on_the_company(engine: TransformersEngine) -> None:
-    alone = [ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20).result(60).token_ids for seed in range(6)]
+    alone = [
+        ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20).result(60).token_ids
+        for seed in range(6)
+    ]
     company = [ask(engine, prompt_of(1 + i, 2), 1000 + i, max_tokens=5 + i % 30) for i in range(64)]
     among = [ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20) for seed in range(6)]
     assert [future.result(60).token_ids for future in among] == alone
@@ -171,14 +200,18 @@ def test_a_text_that_makes_the_logits_not_finite_fails_and_others_go_on() -> Non
         model.get_input_embeddings().weight[7] = float("inf")
     with TransformersEngine(model, OpenEnded(), name="broken") as engine:
         prompts = [[7, *prompt_of(5)], [each for each in prompt_of(9) if each != 7]]
-        broken, sound = [ask(engine, prompt, seed, max_tokens=4) for seed, prompt in enumerate(prompts)]
+        broken, sound = [
+            ask(engine, prompt, seed, max_tokens=4) for seed, prompt in enumerate(prompts)
+        ]
         with pytest.raises(ModelError, match="logits of 'broken' are not finite"):
             broken.result(60)
         if 7 not in sound.result(60).token_ids[:-1]:
             check(model, prompts[1], sound.result(60))
 
 
-def test_temperature_zero_takes_the_most_probable_token(engine: TransformersEngine, model: Any) -> None:
+def test_temperature_zero_takes_the_most_probable_token(
+    engine: TransformersEngine, model: Any
+) -> None:
     prompt = prompt_of(15)
     first, second = (ask(engine, prompt, seed, temperature=0).result(60) for seed in (1, 2))
     assert first.token_ids == second.token_ids
@@ -187,19 +220,29 @@ def test_temperature_zero_takes_the_most_probable_token(engine: TransformersEngi
     check(model, prompt, first)
 
 
-def test_logprobs_are_at_each_requests_own_temperature(engine: TransformersEngine, model: Any) -> None:
+def test_logprobs_are_at_each_requests_own_temperature(
+    engine: TransformersEngine, model: Any
+) -> None:
     temperatures = (0.5, 1.0, 2.0, 0.0, 1.0, 0.7)
     prompts = [prompt_of(9 + i, i) for i in range(len(temperatures))]
     together = [
-        ask(engine, prompt, i, temperature=t) for i, (prompt, t) in enumerate(zip(prompts, temperatures, strict=True))
+        ask(engine, prompt, i, temperature=t)
+        for i, (prompt, t) in enumerate(zip(prompts, temperatures, strict=True))
     ]
-    for i, (prompt, temperature, future) in enumerate(zip(prompts, temperatures, together, strict=True)):
+    for i, (prompt, temperature, future) in enumerate(
+        zip(prompts, temperatures, together, strict=True)
+    ):
         completion = future.result(60)
         check(model, prompt, completion, temperature or 1.0)
-        assert completion.token_ids == ask(engine, prompt, i, temperature=temperature).result(60).token_ids
+        assert (
+            completion.token_ids
+            == ask(engine, prompt, i, temperature=temperature).result(60).token_ids
+        )
 
 
-def test_top_p_stays_in_the_nucleus_and_logprobs_are_of_all_tokens(engine: TransformersEngine, model: Any) -> None:
+def test_top_p_stays_in_the_nucleus_and_logprobs_are_of_all_tokens(
+    engine: TransformersEngine, model: Any
+) -> None:
     prompt = prompt_of(15)
     for seed in range(8):
         completion = ask(engine, prompt, seed, top_p=0.3, temperature=1.5).result(60)
@@ -223,14 +266,19 @@ def test_sampling_follows_the_distribution(engine: TransformersEngine, model: An
 def test_control_tokens_end_an_answer(codec: ChatTemplateCodec, own_model: Any) -> None:
     (other,) = codec.control_token_ids - {codec.end_of_turn}
     with TransformersEngine(own_model, codec, name="tiny") as engine:
-        answers = [ask(engine, prompt_of(9, seed % 5), seed, temperature=4.0, max_tokens=200) for seed in range(60)]
+        answers = [
+            ask(engine, prompt_of(9, seed % 5), seed, temperature=4.0, max_tokens=200)
+            for seed in range(60)
+        ]
         seen = set[FinishReason]()
         for future in answers:
             completion = future.result(60)
             seen.add(completion.finish_reason)
             assert codec.control_token_ids.isdisjoint(completion.token_ids[:-1])
             ended = {codec.end_of_turn: FinishReason.STOP, other: FinishReason.CONTROL_TOKEN}
-            assert completion.finish_reason is ended.get(completion.token_ids[-1], FinishReason.LENGTH)
+            assert completion.finish_reason is ended.get(
+                completion.token_ids[-1], FinishReason.LENGTH
+            )
     assert seen >= {FinishReason.STOP, FinishReason.CONTROL_TOKEN}
 
 
@@ -258,7 +306,9 @@ def test_tokens_are_shown_as_they_are_sampled(engine: TransformersEngine) -> Non
     assert {thread for _, thread in seen} == {"engine tiny"}
 
 
-def test_an_observer_that_fails_fails_its_own_request_only(engine: TransformersEngine, model: Any) -> None:
+def test_an_observer_that_fails_fails_its_own_request_only(
+    engine: TransformersEngine, model: Any
+) -> None:
     def fail(token: int) -> None:
         raise ZeroDivisionError(token)
 
@@ -292,7 +342,9 @@ def test_a_cancelled_request_gives_its_row_back_at_once(own_model: Any) -> None:
     with TransformersEngine(own_model, OpenEnded(), name="tiny", max_slots=1) as engine:
         endless = engine.submit(
             GenerationRequest(
-                (1, 2), Sampling(seed=1, max_tokens=300), on_token=lambda _: (started.set(), cancelled.wait(60))
+                (1, 2),
+                Sampling(seed=1, max_tokens=300),
+                on_token=lambda _: (started.set(), cancelled.wait(60)),
             )
         )
         waiting = ask(engine, [3, 4])
@@ -303,7 +355,9 @@ def test_a_cancelled_request_gives_its_row_back_at_once(own_model: Any) -> None:
         cancelled.set()
         assert len(waiting.result(60).token_ids) == 12
         assert waiting.result().queue_seconds > 0
-        assert engine.sampled_tokens < 2 + 12, "the endless one is given no token after that at which it stood"
+        assert engine.sampled_tokens < 2 + 12, (
+            "the endless one is given no token after that at which it stood"
+        )
         with pytest.raises(CancelledError):
             endless.result()
 
@@ -340,7 +394,10 @@ def test_an_engine_that_cannot_recover_answers_everybody_and_closes(
         monkeypatch.setattr(engine._rows, "forget", forget)
         futures = ask_until_refused(engine)
         assert futures[0].exception(60) is failure
-        assert all(future.exception(60) is failure or "closed" in str(future.exception()) for future in futures)
+        assert all(
+            future.exception(60) is failure or "closed" in str(future.exception())
+            for future in futures
+        )
         engine._loop.join(60)
         with pytest.raises(ModelError, match=r"closed.*device lost"):
             ask(engine, prompt_of(5))
@@ -412,7 +469,9 @@ def test_the_model_itself_is_left_as_it_was(own_model: Any) -> None:
         ask(engine, prompt_of(5)).result(60)
         assert own_model.training
         assert own_model.config._attn_implementation != engine._model.config._attn_implementation
-        assert engine._model.get_input_embeddings().weight is own_model.get_input_embeddings().weight
+        assert (
+            engine._model.get_input_embeddings().weight is own_model.get_input_embeddings().weight
+        )
         loss = own_model(torch.tensor([prompt_of(5)]), labels=torch.tensor([prompt_of(5)])).loss
         loss.backward()
 
@@ -424,8 +483,13 @@ def test_closing_fails_what_is_pending(own_model: Any) -> None:
         while not engine._closing:
             time.sleep(0.01)
 
-    first = GenerationRequest(tuple(prompt_of(5)), Sampling(seed=0, max_tokens=300), on_token=until_closing)
-    futures = [engine.submit(first), *(ask(engine, prompt_of(5, i), max_tokens=300) for i in (1, 2))]
+    first = GenerationRequest(
+        tuple(prompt_of(5)), Sampling(seed=0, max_tokens=300), on_token=until_closing
+    )
+    futures = [
+        engine.submit(first),
+        *(ask(engine, prompt_of(5, i), max_tokens=300) for i in (1, 2)),
+    ]
     engine.close()
     engine.close()
     for future in futures:

@@ -1,4 +1,6 @@
-"""When the engine waits for those who are about to ask. A wait without an end runs into the time limit of the test."""
+"""When the engine waits for those who are about to ask. A wait without an end runs into the time
+limit of the test.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def asked_from(loop: asyncio.AbstractEventLoop, lately: int = 8) -> Gathering:
     return found
 
 
-def test_a_busy_loop_is_waited_for_until_half_of_the_requests_are_there(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_busy_loop_is_waited_for_until_half_of_the_requests_are_there(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     found, requests = asked_from(loop), [1]
 
     def work() -> None:
@@ -71,7 +75,9 @@ def test_a_loop_that_stands_still_is_waited_for_once(
     go_on.set()
 
 
-def test_a_loop_that_is_closed_and_a_thread_without_one_are_not_waited_for(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_that_is_closed_and_a_thread_without_one_are_not_waited_for(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     closed = asyncio.new_event_loop()
 
     async def ask(found: Gathering) -> None:

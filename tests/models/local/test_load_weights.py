@@ -25,7 +25,9 @@ def folder(own_model: Any, tokenizer: Any, tmp_path: Path) -> Path:
 def test_a_saved_model_answers(folder: Path) -> None:
     with load_engine(str(folder), name="saved", options=LoadOptions(dtype="float32")) as engine:
         prompt = tuple(engine.codec.encode([HumanMessage("2 + 2?")]))
-        completion = engine.submit(GenerationRequest(prompt, Sampling(seed=1, max_tokens=5))).result(30)
+        completion = engine.submit(
+            GenerationRequest(prompt, Sampling(seed=1, max_tokens=5))
+        ).result(30)
         assert (engine.name, len(completion.token_ids) > 0) == ("saved", True)
 
 

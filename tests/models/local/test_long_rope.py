@@ -1,4 +1,6 @@
-"""Models that take other rotary factors for long texts: an answer depends on its own text, and on none beside it."""
+"""Models that take other rotary factors for long texts: an answer depends on its own text, and on
+none beside it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,23 @@ LENGTHS = (1, SWITCH - 9, SWITCH, SWITCH + 1, 100)
 
 
 def phimoe() -> Any:
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "short_mscale": 1.1, "long_mscale": 1.4}
-    table = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": SWITCH, **factors}
+    factors = {
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "short_mscale": 1.1,
+        "long_mscale": 1.4,
+    }
+    table = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": SWITCH,
+        **factors,
+    }
     config = PhimoeConfig(
-        **SIZES, num_local_experts=4, max_position_embeddings=192, rope_parameters={**table, "factor": 8.0}
+        **SIZES,
+        num_local_experts=4,
+        max_position_embeddings=192,
+        rope_parameters={**table, "factor": 8.0},
     )
     torch.manual_seed(0)
     return PhimoeForCausalLM(config).eval()
@@ -54,17 +69,25 @@ def check(model: Any, prompt: Sequence[int], done: Completion) -> None:
 def test_an_answer_is_the_same_alone_and_beside_longer_ones(
     engine: TransformersEngine, network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_rows, "_STEP_TOKENS", 40)  # prompts are fed in portions, whose positions are short ones
-    alone = [ask(engine, prompt_of(length), seed, max_tokens=12).result(60) for seed, length in enumerate(LENGTHS)]
+    # prompts are fed in portions, whose positions are short ones
+    monkeypatch.setattr(cache_rows, "_STEP_TOKENS", 40)
+    alone = [
+        ask(engine, prompt_of(length), seed, max_tokens=12).result(60)
+        for seed, length in enumerate(LENGTHS)
+    ]
     engine.publish(1)
-    beside = [ask(engine, prompt_of(length), seed, max_tokens=12) for seed, length in enumerate(LENGTHS)]
+    beside = [
+        ask(engine, prompt_of(length), seed, max_tokens=12) for seed, length in enumerate(LENGTHS)
+    ]
     for length, one, future in zip(LENGTHS, alone, beside, strict=True):
         assert future.result(60).token_ids == one.token_ids
         check(network, prompt_of(length), one)
         check(network, prompt_of(length), future.result())
 
 
-def test_a_conversation_and_its_copies_grow_beyond_the_switch(engine: TransformersEngine, network: Any) -> None:
+def test_a_conversation_and_its_copies_grow_beyond_the_switch(
+    engine: TransformersEngine, network: Any
+) -> None:
     text = prompt_of(8)
     for turn in range(4):
         samples = [ask(engine, text, 10 * turn + i, max_tokens=6) for i in range(2)]
@@ -84,7 +107,9 @@ def test_a_switch_costs_its_text_once(engine: TransformersEngine) -> None:
 
 def test_dynamic_factors_are_used_up_to_the_length_from_which_they_change() -> None:
     table = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=32, rope_parameters=table)).eval()
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(**SIZES, max_position_embeddings=32, rope_parameters=table)
+    ).eval()
     assert (dynamic_limit(model), depends_on_length(model)) == (32, True)
     with TransformersEngine(model, OpenEnded(), name="dynamic") as engine:
         done = [ask(engine, prompt_of(length), max_tokens=40) for length in (3, 30)]

@@ -1,4 +1,6 @@
-"""Weights in 4 and 8 bits, and adapters, through the packed engine: the same numbers as a plain forward pass gives."""
+"""Weights in 4 and 8 bits, and adapters, through the packed engine: the same numbers as a plain
+forward pass gives.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A LoRA adapter that changes what the model says."""
     torch.manual_seed(3)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
+    )
     model: Any = get_peft_model(make_model("qwen3", seed=1), config)
     where = tmp_path_factory.mktemp("adapter")
     model.save_pretrained(where)
@@ -46,7 +50,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
 def sampled(engine: TransformersEngine) -> list[tuple[list[int], list[int], tuple[float, ...]]]:
     """Prompt, answer and log-probs of six conversations that run side by side."""
     asked = [engine.codec.encode([HumanMessage("the sum " * (1 + i % 3))]) for i in range(6)]
-    requests = [GenerationRequest(tuple(ids), Sampling(seed=i, max_tokens=24)) for i, ids in enumerate(asked)]
+    requests = [
+        GenerationRequest(tuple(ids), Sampling(seed=i, max_tokens=24))
+        for i, ids in enumerate(asked)
+    ]
     done = [future.result(60) for future in [engine.submit(request) for request in requests]]
     return [(ids, list(one.token_ids), one.logprobs) for ids, one in zip(asked, done, strict=True)]
 
@@ -73,8 +80,12 @@ def test_logprobs_are_those_of_a_plain_forward_pass(
         for prompt, answer, logprobs in sampled(engine):
             ids = torch.tensor([prompt + answer])
             with torch.inference_mode():
-                own = torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)[len(prompt) - 1 : -1]
-                other = torch.log_softmax(whole(input_ids=ids).logits[0].float(), -1)[len(prompt) - 1 : -1]
+                own = torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)[
+                    len(prompt) - 1 : -1
+                ]
+                other = torch.log_softmax(whole(input_ids=ids).logits[0].float(), -1)[
+                    len(prompt) - 1 : -1
+                ]
             expected = own.gather(1, torch.tensor(answer)[:, None])[:, 0]
             torch.testing.assert_close(torch.tensor(logprobs), expected, atol=tolerance, rtol=1e-4)
             far = max(far, float((own - other).abs().max()))
@@ -95,7 +106,9 @@ def test_in_8_bits_an_answer_does_not_depend_on_its_neighbours(folder: Path) -> 
         prompt = tuple(together[0])
         alone = engine.submit(GenerationRequest(prompt, Sampling(seed=0, max_tokens=24))).result(60)
     assert list(alone.token_ids) == together[1]
-    torch.testing.assert_close(torch.tensor(alone.logprobs), torch.tensor(together[2]), atol=0.02, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(alone.logprobs), torch.tensor(together[2]), atol=0.02, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("load", ["nf4", "int8"])
@@ -108,7 +121,9 @@ def test_a_model_beside_its_engine_answers_as_alone(folder: Path, load: str) -> 
         assert np.isfinite([each for _, _, logprobs in conversations for each in logprobs]).all()
     ids = torch.tensor([conversations[0][0]])
     with torch.inference_mode():
-        torch.testing.assert_close(model(input_ids=ids).logits, alone(input_ids=ids).logits, rtol=0, atol=0)
+        torch.testing.assert_close(
+            model(input_ids=ids).logits, alone(input_ids=ids).logits, rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +159,9 @@ def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapte
         from hrm_agent.models.loading.policy_loader import load_policy
         load_policy("{folder}?device=cpu&adapter={adapter}")
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     said = [
         line for line in done.stderr.splitlines() if not line.startswith("hrm-agent: loading torch")
     ]  # if it was slow

@@ -42,7 +42,14 @@ def choose(probs: list[float], noise: float, temperature: float = 1.0, top_p: fl
 
 def test_the_cumulative_distribution_is_inverted() -> None:
     probs = [0.0, 0.25, 0.0, 0.5, 0.25, 0.0]
-    assert [choose(probs, noise) for noise in (0, 0.24, 0.26, 0.74, 0.76, 1 - 2**-52)] == [1, 1, 3, 3, 4, 4]
+    assert [choose(probs, noise) for noise in (0, 0.24, 0.26, 0.74, 0.76, 1 - 2**-52)] == [
+        1,
+        1,
+        3,
+        3,
+        4,
+        4,
+    ]
 
 
 def test_temperature_sharpens_and_zero_is_greedy() -> None:
@@ -68,11 +75,18 @@ def test_log_probs_are_at_the_row_s_temperature_and_rows_keep_to_themselves() ->
         torch.tensor([1.0, 0.1, 0.2], dtype=torch.float64),
     )
     assert tokens.tolist() == [2, 0, 1]
-    at = logits / torch.tensor([[1.0], [1.0], [3.0]])  # greedy tokens have the log-probs of temperature 1
+    # greedy tokens have the log-probs of temperature 1
+    at = logits / torch.tensor([[1.0], [1.0], [3.0]])
     torch.testing.assert_close(logprobs, at.log_softmax(-1)[range(3), tokens])
     alone = [
-        sample_rows(logits[i : i + 1], torch.zeros(1).double(), torch.tensor([t]), torch.ones(1).double())[1]
+        sample_rows(
+            logits[i : i + 1], torch.zeros(1).double(), torch.tensor([t]), torch.ones(1).double()
+        )[1]
         for i, t in ((0, 1.0), (1, 0.0))
     ]
-    beside = sample_rows(logits, torch.zeros(3).double(), torch.tensor([1.0, 0.0, 3.0]), torch.ones(3).double())[1]
-    assert torch.equal(torch.cat(alone), beside[:2]), "to the last bit, whatever temperature another row has"
+    beside = sample_rows(
+        logits, torch.zeros(3).double(), torch.tensor([1.0, 0.0, 3.0]), torch.ones(3).double()
+    )[1]
+    assert torch.equal(torch.cat(alone), beside[:2]), (
+        "to the last bit, whatever temperature another row has"
+    )

@@ -22,8 +22,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
         pytest.fail(MISSING, pytrace=False)
     path = f"{EXTENSION_FOLDER}:{IN_SERVER}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")  # no server compiles for a minute, nor do those that a test starts
-        started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"), *FAULTY, path=path)
+        # no server compiles for a minute, nor do those that a test starts
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        started = VllmServer(
+            python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"), *FAULTY, path=path
+        )
         yield started
         started.stop()
 

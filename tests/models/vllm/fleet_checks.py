@@ -47,7 +47,9 @@ def changed(model: Any, seed: int) -> dict[str, torch.Tensor]:
 def asked(fleet: EngineFleet, count: int, **sampling: Any) -> list[Any]:
     prompt = tuple(fleet.codec.encode([HumanMessage(QUESTION)]))
     sent = [Sampling(seed=seed, **{"max_tokens": 64, **sampling}) for seed in range(count)]
-    return [fleet.submit(GenerationRequest(prompt, each, thread=f"r/s/0/{each.seed}")) for each in sent]
+    return [
+        fleet.submit(GenerationRequest(prompt, each, thread=f"r/s/0/{each.seed}")) for each in sent
+    ]
 
 
 def end_of(fleet: EngineFleet, count: int) -> None:
@@ -58,7 +60,9 @@ def end_of(fleet: EngineFleet, count: int) -> None:
 def check_a_fleet(server: VllmServer, python: Path, folder: Path) -> None:
     policy = model_folder(POLICY)
     model, tokenizer = load_pretrained(policy, dtype="float32")
-    with opened_fleet(server, python, folder / "sent", policy, model, tokenizer, own=0, collective=True) as fleet:
+    with opened_fleet(
+        server, python, folder / "sent", policy, model, tokenizer, own=0, collective=True
+    ) as fleet:
         check_weights_that_are_sent(fleet, server, model)
         check_weights_that_are_written_over_are_noticed(fleet, server)
     with opened_fleet(server, python, folder, policy, model, tokenizer) as fleet:
@@ -77,7 +81,9 @@ def check_faults_are_caught(fleet: EngineFleet, server: VllmServer, model: Any) 
     for fault, named in (("stale", r"model\.layers\.0"), ("untied", r"lm_head\.weight \(tied")) * 2:
         version += 1
         set_fault(server, fault)
-        with pytest.raises(ModelError, match=rf"(?s)version {version}: log-probs differ by .*{named}"):
+        with pytest.raises(
+            ModelError, match=rf"(?s)version {version}: log-probs differ by .*{named}"
+        ):
             fleet.publish(version, changed(model, version))
         set_fault(server, "none")
         fleet.publish(version, dict(model.named_parameters()))
@@ -101,13 +107,20 @@ def check_weights_that_are_written_over_are_noticed(fleet: EngineFleet, server: 
     fleet.vouch()
     set_fault(server, "nudged")
     asked(fleet, 1)[0].result(300)
-    with pytest.raises(ModelError, match="not what it was proved to be with version 52: Something has written over"):
+    with pytest.raises(
+        ModelError, match="not what it was proved to be with version 52: Something has written over"
+    ):
         fleet.vouch()
 
 
-def check_requests_under_way_end_with_the_weights_they_began_with(fleet: EngineFleet, model: Any) -> None:
+def check_requests_under_way_end_with_the_weights_they_began_with(
+    fleet: EngineFleet, model: Any
+) -> None:
     prompt = fleet.codec.encode([HumanMessage(QUESTION)])
-    old, before = fleet.policy_version, {name: weight.clone() for name, weight in model.state_dict().items()}
+    old, before = (
+        fleet.policy_version,
+        {name: weight.clone() for name, weight in model.state_dict().items()},
+    )
     answers = asked(fleet, 12, max_tokens=400)
     fleet.publish(old + 1, changed(model, 77))
     answers += asked(fleet, 16)[12:]
@@ -118,7 +131,9 @@ def check_requests_under_way_end_with_the_weights_they_began_with(fleet: EngineF
         assert len(found) >= 4
         for each in found:
             with torch.inference_mode():
-                logits = model(torch.tensor([[*prompt, *each.token_ids]])).logits[0, len(prompt) - 1 : -1]
+                logits = model(torch.tensor([[*prompt, *each.token_ids]])).logits[
+                    0, len(prompt) - 1 : -1
+                ]
             exact = logits.float().log_softmax(-1)[range(len(each.token_ids)), list(each.token_ids)]
             assert float((torch.tensor(each.logprobs) - exact).abs().max()) < 1e-4
     end_of(fleet, 16)
@@ -141,7 +156,9 @@ def check_a_killed_server_loses_nothing_and_comes_back(fleet: EngineFleet, model
 
 
 def check_a_training_on_servers(server: VllmServer, python: Path, folder: Path) -> None:
-    """Two steps; in the second one of the two servers is stopped: it is there, and answers nothing."""
+    """Two steps; in the second one of the two servers is stopped: it is there,
+    and answers nothing.
+    """
     stopped: list[int] = []
     rows: list[Row] = []
 
@@ -168,8 +185,13 @@ def check_a_training_on_servers(server: VllmServer, python: Path, folder: Path) 
     assert len(stopped) == 1 and rows[1]["engines"]["lost"] == 1
     with open_store(folder / "store.db") as store:
         headers = list(store.journal.headers("run_id = ?", (folder.name,)))
-        assert Counter(header.thread_id.split("/")[1] for header in headers) == {"step-0": 32, "step-1": 32}
-        calls = [call for header in headers for call in store.journal.trajectory(header.id).own_calls]
+        assert Counter(header.thread_id.split("/")[1] for header in headers) == {
+            "step-0": 32,
+            "step-1": 32,
+        }
+        calls = [
+            call for header in headers for call in store.journal.trajectory(header.id).own_calls
+        ]
     assert len({call.id for call in calls}) == len(calls)
     assert {call.policy_version for call in calls if "/step-1/" in call.identity.thread_id} == {1}
     assert all(row["engine_difference"] < 1e-4 for row in rows)

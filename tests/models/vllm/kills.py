@@ -2,11 +2,12 @@
 
     python -m tests.models.vllm.kills [--kills 50] [--steps 6] [--seed 0] [--minutes 60] [--ray] [--json FILE]
 
-A trainer with two workers samples on two servers; the workers are processes of it, or actors on two nodes of a Ray
-cluster. At random moments, every other time just after a publish has begun, the trainer, a worker, a server or a node
-is killed by SIGKILL; servers and nodes are started again as their owner would, the trainer by its own command. Before
-each kill the calls on record are noted. At the end: each call that was on record is there with the same tokens, each
-step has its rollouts once, each token is of the version that its step began with, and every trajectory is lintless.
+A trainer with two workers samples on two servers; the workers are processes of it, or actors on two
+nodes of a Ray cluster. At random moments, every other time just after a publish has begun, the
+trainer, a worker, a server or a node is killed by SIGKILL; servers and nodes are started again as
+their owner would, the trainer by its own command. Before each kill the calls on record are noted.
+At the end: each call that was on record is there with the same tokens, each step has its rollouts
+once, each token is of the version that its step began with, and every trajectory is lintless.
 """
 
 from __future__ import annotations
@@ -111,7 +112,11 @@ def calls_of(folder: Path) -> Calls:
         return {}
     with open_store(folder / "store.db", create=False) as store:
         headers = list(store.journal.headers("run_id = ?", (folder.name,)))
-        return {call.id: call.token_ids for header in headers for call in store.journal.with_calls(header).own_calls}
+        return {
+            call.id: call.token_ids
+            for header in headers
+            for call in store.journal.with_calls(header).own_calls
+        }
 
 
 class Nodes:
@@ -140,13 +145,31 @@ class Nodes:
         return found
 
 
-def trainer(folder: Path, steps: int, seed: int, urls: list[str], ray: str = "") -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "hrm_agent", "train", "rl", "--steps", str(steps), "--seed", str(seed)]
+def trainer(
+    folder: Path, steps: int, seed: int, urls: list[str], ray: str = ""
+) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "hrm_agent",
+        "train",
+        "rl",
+        "--steps",
+        str(steps),
+        "--seed",
+        str(seed),
+    ]
     command += ["--prompts-per-step", str(PROMPTS), "--group-size", str(GROUP), "--processes", "2"]
-    command += ["--engine", "vllm", *(word for url in urls for word in ("--servers", f"vllm:{url}"))]
+    command += [
+        "--engine",
+        "vllm",
+        *(word for url in urls for word in ("--servers", f"vllm:{url}")),
+    ]
     command += ["--weights-folder", str(weights_of(folder)), *(["--ray", ray] if ray else [])]
     with folder.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen([*command, "--out", str(folder)], stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            [*command, "--out", str(folder)], stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def weights_of(folder: Path) -> Path:
@@ -157,15 +180,29 @@ def weights_of(folder: Path) -> Path:
 class Run:
     """A training that is killed now and then until it has ended."""
 
-    def __init__(self, folder: Path, steps: int, seed: int, servers: Servers, nodes: Nodes | None) -> None:
-        self.folder, self.steps, self.seed, self.servers, self.nodes = folder, steps, seed, servers, nodes
+    def __init__(
+        self, folder: Path, steps: int, seed: int, servers: Servers, nodes: Nodes | None
+    ) -> None:
+        self.folder, self.steps, self.seed, self.servers, self.nodes = (
+            folder,
+            steps,
+            seed,
+            servers,
+            nodes,
+        )
         self.known: Calls = {}
         self.kills: Counter[str] = Counter()
         self.ended = 0
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return trainer(self.folder, self.steps, self.seed, self.servers.urls, self.nodes.address if self.nodes else "")
+        return trainer(
+            self.folder,
+            self.steps,
+            self.seed,
+            self.servers.urls,
+            self.nodes.address if self.nodes else "",
+        )
 
     def go_on(self, chance: random.Random) -> bool:
         """Kill something, and mend it; False where the training has ended."""
@@ -181,7 +218,9 @@ class Run:
             time.sleep(0.05)
         time.sleep(chance.uniform(0, 1) if at_a_publish else 0)
         self.known |= calls_of(self.folder)
-        what = chance.choices(["trainer", "worker", "server", "node"], [3, 3, 2, 3 if self.nodes else 0])[0]
+        what = chance.choices(
+            ["trainer", "worker", "server", "node"], [3, 3, 2, 3 if self.nodes else 0]
+        )[0]
         if what == "server":
             self.servers.kill(chance)
         elif what == "worker":
@@ -209,11 +248,15 @@ class Run:
             return self.nodes.workers()
         return [
             child.pid
-            for child in children_that_run("hrm_agent.training.workers.process", psutil.Process(self._process.pid))
+            for child in children_that_run(
+                "hrm_agent.training.workers.process", psutil.Process(self._process.pid)
+            )
         ]
 
     def _go_on_after_an_end(self) -> None:
-        """A worker that is killed while the first ones start ends the command, which says so and can be given again."""
+        """A worker that is killed while the first ones start ends the command, which says so and
+        can be given again.
+        """
         said = self.folder.with_suffix(".log").read_text()[-3000:]
         assert self._process.returncode == 2 and "before it was ready" in said, said
         self.ended += 1
@@ -232,10 +275,16 @@ class Run:
             self._process.kill()
 
     def check(self) -> int:
-        """The number of calls on record. Raises `AssertionError` where something was lost, or is there twice."""
+        """The number of calls on record. Raises `AssertionError` where something was lost, or is
+        there twice.
+        """
         with open_store(self.folder / "store.db", create=False) as store:
             headers = list(store.journal.headers("run_id = ?", (self.folder.name,)))
-            steps = Counter(each.thread_id.split("/")[1] for each in headers if not each.thread_id.endswith("again"))
+            steps = Counter(
+                each.thread_id.split("/")[1]
+                for each in headers
+                if not each.thread_id.endswith("again")
+            )
             assert steps == {f"step-{step}": ROLLOUTS for step in range(self.steps)}, steps
             calls = 0
             for header in headers:
@@ -243,12 +292,16 @@ class Run:
                 assert found.status is not RunStatus.RUNNING, found.thread_id
                 assert lint(found) == [], found.thread_id
                 version = int(found.thread_id.split("/")[1].removeprefix("step-"))
-                assert {call.policy_version for call in found.own_calls} == {version}, found.thread_id
+                assert {call.policy_version for call in found.own_calls} == {version}, (
+                    found.thread_id
+                )
                 assert len({call.id for call in found.own_calls}) == len(found.own_calls)
                 calls += len(found.own_calls)
         now = calls_of(self.folder)
         assert {name: now.get(name) for name in self.known} == self.known
-        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         assert [row["step"] for row in rows] == list(range(self.steps))
         assert max(row["engine_difference"] for row in rows) < 1e-4
         return calls
@@ -257,11 +310,17 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=6, help="of each training; there are as many as the kills need")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is killed")
     parser.add_argument(
-        "--ray", action="store_true", help="workers on two nodes of a Ray cluster, which are killed too"
+        "--steps", type=int, default=6, help="of each training; there are as many as the kills need"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="after which nothing more is killed"
+    )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="workers on two nodes of a Ray cluster, which are killed too",
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -271,10 +330,14 @@ def main() -> None:
 
     def is_over() -> bool:
         return (
-            kills.total() - kills["at a publish"] >= options.kills or time.monotonic() - started > options.minutes * 60
+            kills.total() - kills["at a publish"] >= options.kills
+            or time.monotonic() - started > options.minutes * 60
         )
 
-    with on_two_servers() as (servers, folder), running_cluster() if options.ray else nullcontext() as cluster:
+    with (
+        on_two_servers() as (servers, folder),
+        running_cluster() if options.ray else nullcontext() as cluster,
+    ):
         nodes = Nodes(cluster) if options.ray else None
         while not is_over():
             run = Run(folder / f"run-{runs}", options.steps, options.seed + runs, servers, nodes)
@@ -290,7 +353,12 @@ def main() -> None:
                 run.end()
             runs += 1
             sys.stdout.write(f"run {runs}: all there, nothing twice; {calls} calls so far\n")
-    result = {"kills": dict(kills), "runs": runs, "calls": calls, "seconds": time.monotonic() - started}
+    result = {
+        "kills": dict(kills),
+        "runs": runs,
+        "calls": calls,
+        "seconds": time.monotonic() - started,
+    }
     sys.stdout.write(json.dumps(result) + "\n")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))

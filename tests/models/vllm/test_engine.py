@@ -1,4 +1,6 @@
-"""The engine over HTTP against a server that answers as vLLM does: what goes wrong between the two."""
+"""The engine over HTTP against a server that answers as vLLM does:
+what goes wrong between the two.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,17 @@ from hrm_agent.store import open_store
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import FinishReason, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import WAYS, calls_of, graph_of
-from tests.support.vllm.stub import END, VllmStub, choice, event, hangs_up, logprob, says, says_of, streams
+from tests.support.vllm.stub import (
+    END,
+    VllmStub,
+    choice,
+    event,
+    hangs_up,
+    logprob,
+    says,
+    says_of,
+    streams,
+)
 
 PROMPT = tuple(b"the prompt")
 
@@ -60,7 +72,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(engine: VllmEngine, prompt: tuple[int, ...] = PROMPT, **options: Any) -> Future[Completion]:
     parts = {name: options.pop(name) for name in ("on_token", "schema") if name in options}
-    return engine.submit(GenerationRequest(prompt, Sampling(**{"seed": 7, "max_tokens": 12, **options}), **parts))
+    return engine.submit(
+        GenerationRequest(prompt, Sampling(**{"seed": 7, "max_tokens": 12, **options}), **parts)
+    )
 
 
 def failure(engine: VllmEngine, **options: Any) -> ModelError:
@@ -74,14 +88,28 @@ def test_what_is_sent_and_what_becomes_of_the_answer(stub: VllmStub, engine: Vll
     assert whole.token_ids == (*b"ok", END) and whole.finish_reason is FinishReason.STOP
     assert whole.logprobs == tuple(map(logprob, whole.token_ids)) and not whole.constrained
     body = stub.bodies[0]
-    assert (body["prompt"], body["seed"], body["temperature"], body["top_p"]) == (list(PROMPT), 7, 0.7, 0.9)
+    assert (body["prompt"], body["seed"], body["temperature"], body["top_p"]) == (
+        list(PROMPT),
+        7,
+        0.7,
+        0.9,
+    )
     assert (body["stop"], body["stop_token_ids"], body["max_tokens"]) == (["x"], [256, 257], 12)
-    neutral = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "watermarking")
+    neutral = (
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "watermarking",
+    )
     assert [body[name] for name in neutral] == [0, 0.0, 1.0, 0.0, 0.0, False]
 
     seen: list[int] = []
     streamed = ask(engine, on_token=seen.append).result(60)
-    assert tuple(seen) == streamed.token_ids == whole.token_ids and streamed.logprobs == whole.logprobs
+    assert (
+        tuple(seen) == streamed.token_ids == whole.token_ids and streamed.logprobs == whole.logprobs
+    )
     stub.answer = lambda _: b"a long answer without an end"
     assert ask(engine).result(60).finish_reason is FinishReason.LENGTH
     stub.answer = lambda _: [*b"forged", 256]
@@ -91,7 +119,9 @@ def test_what_is_sent_and_what_becomes_of_the_answer(stub: VllmStub, engine: Vll
     assert stub.bodies[-1]["structured_outputs"] == {"json": schema}
 
 
-async def test_a_graph_is_recorded_whichever_way_it_asks(stub: VllmStub, engine: VllmEngine, tmp_path: Path) -> None:
+async def test_a_graph_is_recorded_whichever_way_it_asks(
+    stub: VllmStub, engine: VllmEngine, tmp_path: Path
+) -> None:
     stub.answer = lambda body: [
         *b"answer to ",
         *bytes(t for t in body["prompt"] if t < 256).split(b"\n")[-3:-2][0],
@@ -102,14 +132,26 @@ async def test_a_graph_is_recorded_whichever_way_it_asks(stub: VllmStub, engine:
         for way in WAYS:
             graph = graph_of(way, "parallel").copy(update={"checkpointer": store.checkpointer})
             with recording(Recording(store.journal, seed=1)):
-                await graph.ainvoke({"asked": questions, "answers": []}, {"configurable": {"thread_id": way.__name__}})
+                await graph.ainvoke(
+                    {"asked": questions, "answers": []},
+                    {"configurable": {"thread_id": way.__name__}},
+                )
             calls = calls_of(store, way.__name__)
             assert len(calls) == 3 and len({call.sampling.seed for call in calls}) == 3
             for call in calls:
                 body = next(body for body in stub.bodies if body["seed"] == call.sampling.seed)
-                inserted = [t for t, sampled in zip(call.token_ids, call.mask, strict=True) if not sampled]
-                assert inserted == body["prompt"] and call.logprob_kind is LogprobKind.RAW and call.trainable
-                assert engine.codec.decode(stub.answer(body)) == AIMessage.model_validate(call.response).text
+                inserted = [
+                    t for t, sampled in zip(call.token_ids, call.mask, strict=True) if not sampled
+                ]
+                assert (
+                    inserted == body["prompt"]
+                    and call.logprob_kind is LogprobKind.RAW
+                    and call.trainable
+                )
+                assert (
+                    engine.codec.decode(stub.answer(body))
+                    == AIMessage.model_validate(call.response).text
+                )
                 assert call.model == engine.name == f"vllm:{stub.url}"
 
 
@@ -147,7 +189,9 @@ def test_closing_fails_what_is_pending(stub: VllmStub) -> None:
     block_until(lambda: stub.busy == 0)
 
 
-def test_a_server_that_is_busy_or_cuts_the_line_is_asked_again(stub: VllmStub, engine: VllmEngine) -> None:
+def test_a_server_that_is_busy_or_cuts_the_line_is_asked_again(
+    stub: VllmStub, engine: VllmEngine
+) -> None:
     for trouble in (
         says({"error": {"message": "busy"}}, 503),
         says("slow down", 429, **{"Retry-After": "0.1"}),
@@ -160,7 +204,9 @@ def test_a_server_that_is_busy_or_cuts_the_line_is_asked_again(stub: VllmStub, e
     assert len({json.dumps(body) for body in stub.bodies}) == 1
 
 
-def test_a_server_that_dies_and_comes_back(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_dies_and_comes_back(
+    stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ask(engine).result(60).token_ids
     stub.stop()
     error = failure(engine)
@@ -183,14 +229,18 @@ def test_a_server_that_dies_and_comes_back(stub: VllmStub, engine: VllmEngine, m
 
 def test_nothing_is_asked_again_once_tokens_were_shown(stub: VllmStub, engine: VllmEngine) -> None:
     seen: list[int] = []
-    stub.next.append(streams(lambda body: event({"choices": [choice([65], prompt=body["prompt"], reason=None)]})))
+    stub.next.append(
+        streams(lambda body: event({"choices": [choice([65], prompt=body["prompt"], reason=None)]}))
+    )
     error = failure(engine, on_token=seen.append)
     assert "in the middle of an answer" in error.message and "hrm-agent resume" in error.hint
     assert seen == [65] and len(stub.bodies) == 1
 
 
 def begun(*tokens: int, **other: Any) -> Any:
-    return lambda body: event({"choices": [choice(tokens, prompt=body["prompt"], reason=None, **other)]})
+    return lambda body: event(
+        {"choices": [choice(tokens, prompt=body["prompt"], reason=None, **other)]}
+    )
 
 
 HOSTILE = {
@@ -204,25 +254,50 @@ HOSTILE = {
     "an error": (says({"error": {"message": "engine died"}}), "engine died"),
     "another prompt": (says_of(lambda _: choice([65], prompt=[1, 2])), "saw another prompt"),
     "no prompt": (says_of(lambda _: choice([65])), "does not show the prompt"),
-    "no ids": (says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=None)), "one id and one log-prob"),
-    "odd ids": (says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=["A"])), "one id and one log-prob"),
-    "no log-probs": (says_of(lambda b: choice([65], prompt=b["prompt"], logprobs=None)), "one id and one log-prob"),
-    "fewer log-probs": (says_of(lambda b: choice([1], prompt=b["prompt"], token_ids=[1, 2])), "one id and one"),
+    "no ids": (
+        says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=None)),
+        "one id and one log-prob",
+    ),
+    "odd ids": (
+        says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=["A"])),
+        "one id and one log-prob",
+    ),
+    "no log-probs": (
+        says_of(lambda b: choice([65], prompt=b["prompt"], logprobs=None)),
+        "one id and one log-prob",
+    ),
+    "fewer log-probs": (
+        says_of(lambda b: choice([1], prompt=b["prompt"], token_ids=[1, 2])),
+        "one id and one",
+    ),
     "NaN": (
-        says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [float("nan")]})),
+        says_of(
+            lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [float("nan")]})
+        ),
         "one id and one log-prob",
     ),
     "positive": (
         says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [3.0]})),
         "one id and one log-prob",
     ),
-    "a huge id": (says_of(lambda b: choice([10**30], prompt=b["prompt"])), "one id and one log-prob"),
-    "a huge log-prob": (
-        says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [-(10**400)]})),
+    "a huge id": (
+        says_of(lambda b: choice([10**30], prompt=b["prompt"])),
         "one id and one log-prob",
     ),
-    "too many": (says_of(lambda b: choice([65] * 13, prompt=b["prompt"])), "more than the 12 tokens"),
-    "aborted": (says_of(lambda b: choice([65], prompt=b["prompt"], reason="abort")), "did not finish"),
+    "a huge log-prob": (
+        says_of(
+            lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [-(10**400)]})
+        ),
+        "one id and one log-prob",
+    ),
+    "too many": (
+        says_of(lambda b: choice([65] * 13, prompt=b["prompt"])),
+        "more than the 12 tokens",
+    ),
+    "aborted": (
+        says_of(lambda b: choice([65], prompt=b["prompt"], reason="abort")),
+        "did not finish",
+    ),
     "empty": (says_of(lambda b: choice([], prompt=b["prompt"])), "did not finish"),
     "a redirection": (says(b"", 307, Location="http://127.0.0.1:1/"), "HTTP 307"),
 }
@@ -237,7 +312,9 @@ def test_hostile_answers(name: str, stub: VllmStub, engine: VllmEngine) -> None:
     assert ask(engine).result(60).token_ids == (*b"ok", END)
 
 
-def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_streams(
+    stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "_MAX_LINE", 1000)
     monkeypatch.setattr(connection_module, "_MAX_BYTES", 100_000)
     done = b"data: [DONE]\n\n"
@@ -245,7 +322,10 @@ def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest
         (streams(b"data: " + b"x" * 5000), "without an end"),
         (streams(*[b": comment\n" * 1000] * 20), "more than"),
         (streams(b"data: nonsense\n\n"), "is not a vLLM server"),
-        (streams(begun(65), event({"error": {"message": "out of memory", "code": 500}}), done), "out of memory"),
+        (
+            streams(begun(65), event({"error": {"message": "out of memory", "code": 500}}), done),
+            "out of memory",
+        ),
         (streams(begun(65), done), "did not finish"),
         (streams(*[begun(65)] * 40), "more than the 12 tokens"),
         (streams(begun(65, finish_reason="stop"), begun(66), done), "after the end"),
@@ -254,11 +334,15 @@ def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest
         stub.next.append(misbehaviour)
         assert said in failure(engine, on_token=lambda _: None).message
     split = event({"choices": [choice([65, END], prompt=list(PROMPT))]}) + done
-    stub.next.append(streams(b": hello\r\n\r\n", *(split[i : i + 3] for i in range(0, len(split), 3))))
+    stub.next.append(
+        streams(b": hello\r\n\r\n", *(split[i : i + 3] for i in range(0, len(split), 3)))
+    )
     assert ask(engine, on_token=lambda _: None).result(60).token_ids == (65, END)
 
 
-def test_a_caller_that_fails_gets_its_own_error_and_the_line_is_cut(stub: VllmStub, engine: VllmEngine) -> None:
+def test_a_caller_that_fails_gets_its_own_error_and_the_line_is_cut(
+    stub: VllmStub, engine: VllmEngine
+) -> None:
     def broken(token: int) -> None:
         raise ZeroDivisionError
 
@@ -273,7 +357,9 @@ def test_limits_of_time_and_length(stub: VllmStub) -> None:
         stub.answer = lambda _: b"x" * 100
         assert len(ask(engine, max_tokens=99).result(60).token_ids) == 16 - len(PROMPT)
         assert isinstance(failure(engine, prompt=(1,) * 16), ContextLengthError)
-        stub.next.append(says({"error": {"message": "This model's maximum context length is 8 tokens."}}, 400))
+        stub.next.append(
+            says({"error": {"message": "This model's maximum context length is 8 tokens."}}, 400)
+        )
         assert isinstance(failure(engine), ContextLengthError)
     with engine_of(stub, "?timeout=0.3") as engine:
         stub.next.append(streams(b"data: ", hang=True))
@@ -311,7 +397,9 @@ def test_a_key_that_cannot_be_sent_is_not_shown_either(
     assert "sh" not in str(caught.value)
 
 
-def test_reading_recorded_tokens_sends_no_key_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_recorded_tokens_sends_no_key_to_another_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
 
     def look(address: Any) -> Any:
@@ -326,7 +414,9 @@ def test_reading_recorded_tokens_sends_no_key_to_another_machine(monkeypatch: py
     assert asked == ["Bearer hush", ""]
 
 
-def test_a_server_that_is_looked_up_cannot_fill_the_memory(stub: VllmStub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_looked_up_cannot_fill_the_memory(
+    stub: VllmStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "_LOOK_UP_BYTES", 10_000)
     stub.models[0]["padding"] = "x" * 20_000
     with pytest.raises(ModelError, match="does not end"):
@@ -367,7 +457,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.whole
 def test_a_fork_neither_asks_nor_hangs_at_its_end() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.strip() == "7", done.stderr
 
 
@@ -399,7 +491,11 @@ def test_what_is_served_is_asked_once(stub: VllmStub) -> None:
         return look_up(parse_address(f"vllm:http://127.0.0.1:{stub.port}{options}"))
 
     stub.models.append({"id": "tuned", "root": "an/adapter", "parent": "served"})
-    assert (served().model, served().tokenizer, served().max_length) == ("served", "no/such-folder", 4096)
+    assert (served().model, served().tokenizer, served().max_length) == (
+        "served",
+        "no/such-folder",
+        4096,
+    )
     tuned = served("/v1/?model=tuned&tokenizer=here")
     assert (tuned.model, tuned.tokenizer, tuned.max_length) == ("tuned", "here", 4096)
     assert served("?model=tuned").tokenizer == "no/such-folder"
@@ -429,13 +525,20 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
         assert engine.codec.decode(ask(engine).result(60).token_ids) == "the sum"
         assert load_codec(engine.name).decode(engine.codec.encode_answer("the sum")) == "the sum"
         told = engine.capabilities()
-        assert (told.kind, told.logprobs, told.max_length, told.lacks) == ("vllm", LogprobKind.RAW, 4096, ())
+        assert (told.kind, told.logprobs, told.max_length, told.lacks) == (
+            "vllm",
+            LogprobKind.RAW,
+            4096,
+            (),
+        )
     stub.tokenize = lambda text: [1, 2, 3]
     with pytest.raises(ModelError, match="is not the one of the server"):
         open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}")
 
 
-async def test_callers_on_other_loops_do_not_wait_for_each_other(stub: VllmStub, engine: VllmEngine) -> None:
+async def test_callers_on_other_loops_do_not_wait_for_each_other(
+    stub: VllmStub, engine: VllmEngine
+) -> None:
     stub.together = 10
     answers = await asyncio.gather(*(asyncio.wrap_future(ask(engine, (i,))) for i in range(10)))
     assert all(answer.token_ids == (*b"ok", END) for answer in answers)

@@ -1,4 +1,6 @@
-"""A digest of what a worker computes with; that a real server's tensors are compared is in `test_split.py`."""
+"""A digest of what a worker computes with; that a real server's tensors are compared is in
+`test_split.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from hrm_agent.models.vllm.in_server.hrm_agent_held import compare_weights, dige
 
 
 class Model(nn.Module):
-    """Tensors of odd sizes and several dtypes, one of them shared, and one that only its kernel has."""
+    """Tensors of odd sizes and several dtypes, one of them shared, and one that only its kernel
+    has.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +24,9 @@ class Model(nn.Module):
         self.embed = nn.Embedding(7, 5)
         self.head = nn.Linear(5, 7, bias=False)
         self.head.weight = self.embed.weight
-        self.norm = nn.Parameter(torch.randn(3, generator=generator, dtype=torch.float64).to(torch.bfloat16))
+        self.norm = nn.Parameter(
+            torch.randn(3, generator=generator, dtype=torch.float64).to(torch.bfloat16)
+        )
         self.register_buffer("scale", torch.tensor([3], dtype=torch.int8))
         self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.packed = nn.Linear(130, 4, bias=False)
@@ -32,7 +38,9 @@ class Model(nn.Module):
             self.embed.weight.copy_(torch.randn(7, 5, generator=generator))
 
 
-def flips(tensor: Callable[[Model], torch.Tensor], kind: torch.dtype, place: int) -> Callable[[Model], None]:
+def flips(
+    tensor: Callable[[Model], torch.Tensor], kind: torch.dtype, place: int
+) -> Callable[[Model], None]:
     def flip(model: Model) -> None:
         tensor(model).data.view(kind).view(-1)[place] ^= 1
 

@@ -1,4 +1,6 @@
-"""A real server that is split over two workers, in half precision: the smallest step that is not taken is noticed."""
+"""A real server that is split over two workers, in half precision: the smallest step that is not
+taken is noticed.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,15 @@ def test_a_publish_that_one_worker_or_all_ignore_is_noticed_and_so_is_a_bit(
     split = ("--dtype", "bfloat16", "--tensor-parallel-size", "2", *FAULTY)
     server = VllmServer(python, policy, tmp_path, *split, path=f"{EXTENSION_FOLDER}:{IN_SERVER}")
     try:
-        with opened_fleet(server, python, tmp_path, policy, model, tokenizer, own=0, assign="least_requests") as fleet:
+        with opened_fleet(
+            server, python, tmp_path, policy, model, tokenizer, own=0, assign="least_requests"
+        ) as fleet:
             for version, fault in enumerate(("stale", "half"), 1):
                 fleet.publish(10 * version, changed(model, 10 * version))
                 set_fault(server, fault)
-                with pytest.raises(ModelError, match=r"allowed in bfloat16\. It differs in: .*model\.layers\.0"):
+                with pytest.raises(
+                    ModelError, match=r"allowed in bfloat16\. It differs in: .*model\.layers\.0"
+                ):
                     fleet.publish(10 * version + 1, changed(model, version))
                 set_fault(server, "none")
             fleet.publish(30, changed(model, 30))

@@ -1,6 +1,7 @@
 """A real vLLM server with the small policy: the same runs as in this process, and the same numbers.
 
-One test, because tests may run side by side in processes of their own, and each would start a server.
+One test, because tests may run side by side in processes of their own, and each would start a
+server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from hrm_agent.store import RunStore
 from hrm_agent.testing import block_until
 from hrm_agent.training.rollout.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import load_tasks
-from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
+from hrm_agent.trajectory import (
+    Call,
+    FinishReason,
+    LogprobKind,
+    Recording,
+    RunStatus,
+    Sampling,
+    Trajectory,
+    recording,
+)
 from hrm_agent.trajectory.lint import lint
 from tests.models.vllm.conftest import POLICY
 from tests.models.vllm.fleet_checks import check_a_fleet, check_a_training_on_servers
@@ -49,8 +59,12 @@ def model() -> Any:
     return load_pretrained(model_folder(POLICY), dtype="float32")[0]
 
 
-def furthest(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...], logprobs: tuple[float, ...]) -> float:
-    """By how much `logprobs` differ from those of a plain forward pass of `transformers` over the recorded tokens."""
+def furthest(
+    model: Any, prompt: tuple[int, ...], answer: tuple[int, ...], logprobs: tuple[float, ...]
+) -> float:
+    """By how much `logprobs` differ from those of a plain forward pass of `transformers` over the
+    recorded tokens.
+    """
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0].float()
     plain = logits.log_softmax(-1)[len(prompt) - 1 : -1][range(len(answer)), list(answer)]
@@ -77,7 +91,9 @@ def asked_again(server: VllmServer, prompt: tuple[int, ...], call: Call) -> dict
     return said.raise_for_status().json()["choices"][0]
 
 
-async def run(engine: VllmEngine, store: RunStore, environment: LocalEnvironment, graph: str) -> list[Trajectory]:
+async def run(
+    engine: VllmEngine, store: RunStore, environment: LocalEnvironment, graph: str
+) -> list[Trajectory]:
     sampling = Sampling(temperature=0.8, max_tokens=256)
     runner = EpisodeRunner(store, engine, engine.name, environment, sampling, constrain=False)
     tasks = load_tasks("word_problems", split="eval", seed=3, count=4)
@@ -111,20 +127,33 @@ async def test_runs_on_a_server(
 
 
 async def check_a_run_is_recorded_with_the_servers_own_tokens_and_logprobs(
-    graph: str, server: VllmServer, engine: VllmEngine, store: RunStore, environment: LocalEnvironment, model: Any
+    graph: str,
+    server: VllmServer,
+    engine: VllmEngine,
+    store: RunStore,
+    environment: LocalEnvironment,
+    model: Any,
 ) -> None:
     trajectories = await run(engine, store, environment, graph)
     for trajectory in trajectories:
         assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
         for call in trajectory.calls:
-            assert call.trainable and call.logprob_kind is LogprobKind.RAW and call.model == engine.name
+            assert (
+                call.trainable
+                and call.logprob_kind is LogprobKind.RAW
+                and call.model == engine.name
+            )
             prompt, answer = prompt_and_answer(store, call)
             sampled = tuple(p for p, mine in zip(call.logprobs, call.mask, strict=True) if mine)
             assert furthest(model, prompt, answer, sampled) < 1e-4
     calls = [call for trajectory in trajectories for call in trajectory.calls]
     assert any(call.parent for call in calls) and any(t.tool_calls for t in trajectories)
-    assert {call.identity.node for call in calls} >= ({"reason"} if graph == "tool_loop" else {"plan", "synthesize"})
-    assert sum(trajectory.reward or 0 for trajectory in trajectories) >= 2, "the policy that is shipped solves most"
+    assert {call.identity.node for call in calls} >= (
+        {"reason"} if graph == "tool_loop" else {"plan", "synthesize"}
+    )
+    assert sum(trajectory.reward or 0 for trajectory in trajectories) >= 2, (
+        "the policy that is shipped solves most"
+    )
     for call in calls[:6]:
         prompt, answer = prompt_and_answer(store, call)
         again = asked_again(server, prompt, call)
@@ -132,9 +161,13 @@ async def check_a_run_is_recorded_with_the_servers_own_tokens_and_logprobs(
 
 
 def ask(engine: Any, seed: int, **more: Any) -> Future[Completion]:
-    prompt = engine.codec.encode([HumanMessage("Tom has 12 apples and buys 30 more. How many does he have?")])
+    prompt = engine.codec.encode(
+        [HumanMessage("Tom has 12 apples and buys 30 more. How many does he have?")]
+    )
     parts = {name: more.pop(name) for name in ("on_token", "schema") if name in more}
-    return engine.submit(GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 64, **more}), **parts))
+    return engine.submit(
+        GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 64, **more}), **parts)
+    )
 
 
 def check_seeds_temperatures_streams_and_stops(engine: VllmEngine, model: Any) -> None:
@@ -143,12 +176,20 @@ def check_seeds_temperatures_streams_and_stops(engine: VllmEngine, model: Any) -
     assert [a.token_ids for a in alone] == [b.token_ids for b in beside[:3]]
     assert len({answer.token_ids for answer in beside}) > 6
 
-    prompt = tuple(engine.codec.encode([HumanMessage("Tom has 12 apples and buys 30 more. How many does he have?")]))
+    prompt = tuple(
+        engine.codec.encode(
+            [HumanMessage("Tom has 12 apples and buys 30 more. How many does he have?")]
+        )
+    )
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.8), (1.4, 1.0)):
         seen: list[int] = []
-        answer = ask(engine, 1, temperature=temperature, top_p=top_p, on_token=seen.append).result(120)
+        answer = ask(engine, 1, temperature=temperature, top_p=top_p, on_token=seen.append).result(
+            120
+        )
         assert tuple(seen) == answer.token_ids
-        assert furthest(model, prompt, answer.token_ids, answer.logprobs) < 1e-4, "raw, whatever it was sampled at"
+        assert furthest(model, prompt, answer.token_ids, answer.logprobs) < 1e-4, (
+            "raw, whatever it was sampled at"
+        )
     local = load_policy(POLICY)
     greedy = [ask(each, 1, temperature=0.0).result(120).token_ids for each in (engine, local)]
     assert greedy[0] == greedy[1]
@@ -156,16 +197,25 @@ def check_seeds_temperatures_streams_and_stops(engine: VllmEngine, model: Any) -
     text = engine.codec.decode(alone[0].token_ids)
     stopped = ask(engine, 0, stop=(text[5:9],)).result(120)
     assert alone[0].token_ids[: len(stopped.token_ids)] == stopped.token_ids
-    assert text[5:9] in engine.codec.decode(stopped.token_ids) and len(stopped.token_ids) < len(alone[0].token_ids)
+    assert text[5:9] in engine.codec.decode(stopped.token_ids) and len(stopped.token_ids) < len(
+        alone[0].token_ids
+    )
 
 
-async def check_an_answer_is_held_to_a_schema_and_streamed(engine: VllmEngine, store: RunStore) -> None:
+async def check_an_answer_is_held_to_a_schema_and_streamed(
+    engine: VllmEngine, store: RunStore
+) -> None:
     sampling = Sampling(temperature=1.0, max_tokens=100)
     for constrain in (True, False):
         with using_policy(engine, sampling, constrain), recording(Recording(store.journal, seed=2)):
             chunks = [chunk async for chunk in policy(schema=Order).astream("Which fruit?")]
-        said, call = "".join(chunk.text for chunk in chunks), store.journal.find_call(chunks[-1].id or "")
-        assert call is not None and call.constrained is constrain and said == call.response["content"]
+        said, call = (
+            "".join(chunk.text for chunk in chunks),
+            store.journal.find_call(chunks[-1].id or ""),
+        )
+        assert (
+            call is not None and call.constrained is constrain and said == call.response["content"]
+        )
         if constrain:
             assert Order.model_validate_json(said)
     assert not ask(engine, 1, schema={"type": "no such type"}).result(120).constrained
@@ -174,7 +224,11 @@ async def check_an_answer_is_held_to_a_schema_and_streamed(engine: VllmEngine, s
 def check_a_cancelled_request_leaves_the_server(server: VllmServer, engine: VllmEngine) -> None:
     def running() -> float:
         lines = httpx.get(f"http://127.0.0.1:{server.port}/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith("vllm:num_requests_running")
+        )
 
     asked, sampled, cancelled = threading.Event(), list[int](), list[bool]()
     futures: list[Future[Completion]] = []
@@ -204,12 +258,20 @@ async def check_the_roles_are_held_to_their_schemas(
     runner = EpisodeRunner(store, engine, engine.name, environment, sampling)
     tasks = load_tasks("word_problems", split="eval", seed=3, count=2)
     trajectories = await rollout(
-        runner, group_episodes(tasks, 1, run_id="r", stage="held", seed=5, graph="reasoning"), concurrency=2
+        runner,
+        group_episodes(tasks, 1, run_id="r", stage="held", seed=5, graph="reasoning"),
+        concurrency=2,
     )
     for trajectory in trajectories:
-        # under the mask the policy writes what it was not taught, and its critic may not come to an end
-        assert trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED) and lint(trajectory) == []
+        # under the mask the policy writes what it was not taught, and its critic may not come to an
+        # end
+        assert (
+            trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED)
+            and lint(trajectory) == []
+        )
         held = [call for call in trajectory.calls if call.constrained]
         ended = [call for call in held if call.finish_reason is FinishReason.STOP]
-        assert ended and all(isinstance(json.loads(call.response["content"]), dict) for call in ended)
+        assert ended and all(
+            isinstance(json.loads(call.response["content"]), dict) for call in ended
+        )
         assert {call.identity.node for call in held} <= {"plan", "critique"}

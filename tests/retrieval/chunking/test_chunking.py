@@ -20,7 +20,17 @@ from hrm_agent.retrieval.embeddings import StaticEmbeddings
 from hrm_agent.retrieval.tokenizers.base import Offsets
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 
-WRITTEN = ["The policy learns. ", "Dr. Who? ", "word", " ", "\n", "\n\n", "x" * 90, "1234567 ", "<|endoftext|>"]
+WRITTEN = [
+    "The policy learns. ",
+    "Dr. Who? ",
+    "word",
+    " ",
+    "\n",
+    "\n\n",
+    "x" * 90,
+    "1234567 ",
+    "<|endoftext|>",
+]
 MARKED = ["# Title\n", "## Part\n", "```\n", "- item\n", "def f():\n    return 1\n\n"]
 FOREIGN = ["日本語。", "नमस्ते ", "क्षि", "👨‍👩‍👧‍👦", "🇩🇪", "🇫", "e\u0301", "ﷺ", "한국"]
 JOINING = ["\r\n", "\u0301", "\0", "\u200d", "\u2028", "\ufeff"]
@@ -29,20 +39,34 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=120).map("".join),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=300),
 )
-FOREST = "The forest has tall trees. Birds nest in the trees of the forest. Leaves fall from trees in autumn. " * 4
+FOREST = (
+    "The forest has tall trees. Birds nest in the trees of the forest. Leaves fall from trees in"
+    " autumn. " * 4
+)
 PROJECT = Path(__file__).parents[3]
-MONEY = "Banks lend money at interest. The interest on loans goes to banks. Money buys bonds from banks. " * 4
+MONEY = (
+    "Banks lend money at interest. The interest on loans goes to banks. Money buys bonds from"
+    " banks. " * 4
+)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=20, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(
     text=TEXTS,
     tokenizer=st.sampled_from(["character", "pieces", "word"]),
     size=st.integers(2, 60),
     overlap=st.floats(0, 0.5),
 )
-def test_any_text_is_cut_without_a_fault(strategy: str, text: str, tokenizer: str, size: int, overlap: float) -> None:
+def test_any_text_is_cut_without_a_fault(
+    strategy: str, text: str, tokenizer: str, size: int, overlap: float
+) -> None:
     chunks = chunk_text(text, strategy, tokenizer, size=size, overlap=overlap)
     assert faults(text, chunks, load_tokenizer(tokenizer), size) == []
 
@@ -56,24 +80,39 @@ def test_any_text_is_cut_without_a_fault(strategy: str, text: str, tokenizer: st
     size=st.integers(2, 60),
     overlap=st.floats(0, 0.5),
 )
-def test_many_more_texts_are(strategy: str, text: str, tokenizer: str, size: int, overlap: float) -> None:
-    test_any_text_is_cut_without_a_fault.hypothesis.inner_test(strategy, text, tokenizer, size, overlap)
+def test_many_more_texts_are(
+    strategy: str, text: str, tokenizer: str, size: int, overlap: float
+) -> None:
+    test_any_text_is_cut_without_a_fault.hypothesis.inner_test(
+        strategy, text, tokenizer, size, overlap
+    )
     test_graphemes_are_those_of_unicode.hypothesis.inner_test(text)
 
 
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     folder, text = tmp_path_factory.mktemp("vocabularies"), [(FOREST + MONEY) * 3]
-    trained = [train_tokenizer(kind, text, folder / kind, size=400) for kind in ("bpe", "unigram", "wordpiece")]
+    trained = [
+        train_tokenizer(kind, text, folder / kind, size=400)
+        for kind in ("bpe", "unigram", "wordpiece")
+    ]
     return [*trained, *map(load_tokenizer, ("pieces", "character", "word"))]
 
 
 def assert_right(seed: int, known: list[Tokenizer]) -> None:
     """Strategies and tokenizers take turns; every other text with overlap."""
     text, rng = fuzz_text(seed), random.Random(seed)
-    strategy, tokenizer = [*STRATEGIES][seed % len(STRATEGIES)], known[seed // len(STRATEGIES) % len(known)]
+    strategy, tokenizer = (
+        [*STRATEGIES][seed % len(STRATEGIES)],
+        known[seed // len(STRATEGIES) % len(known)],
+    )
     size, overlap = rng.choice((24, 48, 128)), rng.choice((0.0, 0.0, 0.15, 0.5))
-    assert faults(text, chunk_text(text, strategy, tokenizer, size=size, overlap=overlap), tokenizer, size) == [], seed
+    assert (
+        faults(
+            text, chunk_text(text, strategy, tokenizer, size=size, overlap=overlap), tokenizer, size
+        )
+        == []
+    ), seed
 
 
 def test_texts_of_everything_unicode_has(vocabularies: list[Tokenizer]) -> None:
@@ -83,7 +122,9 @@ def test_texts_of_everything_unicode_has(vocabularies: list[Tokenizer]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 10_000, 2_500))
-def test_ten_thousand_texts_of_everything_unicode_has(vocabularies: list[Tokenizer], first: int) -> None:
+def test_ten_thousand_texts_of_everything_unicode_has(
+    vocabularies: list[Tokenizer], first: int
+) -> None:
     for seed in range(first, first + 2_500):
         assert_right(seed, vocabularies)
 
@@ -97,7 +138,9 @@ def test_a_fault_would_be_seen() -> None:
     assert "is not text" in faults(text, [Chunk(0, 4, 4, "aeib")], tokenizer, 4)[0]
     cut = [Chunk(0, 2, 2, "ae"), Chunk(2, 4, 2, "\u0301b")]
     assert faults(text, cut, tokenizer, 4) == ["the grapheme from 1 to 3 is cut at 2"]
-    assert "starts at 3" in faults(text, [Chunk(0, 1, 1, "a"), Chunk(3, 4, 1, "b")], tokenizer, 4)[0]
+    assert (
+        "starts at 3" in faults(text, [Chunk(0, 1, 1, "a"), Chunk(3, 4, 1, "b")], tokenizer, 4)[0]
+    )
     assert "ends at 1 of 4" in faults(text, [Chunk(0, 1, 1, "a")], tokenizer, 4)[0]
 
 
@@ -138,7 +181,9 @@ class Counting:
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "markdown"])
-@pytest.mark.parametrize("unit", ["x", "\n", " ", "\0", "🇩", "\u0301", "日本語。", "# a\n", ". ", "\r\n", "a "])
+@pytest.mark.parametrize(
+    "unit", ["x", "\n", " ", "\0", "🇩", "\u0301", "日本語。", "# a\n", ". ", "\r\n", "a "]
+)
 def test_no_text_is_tokenized_again_and_again(strategy: str, unit: str) -> None:
     text, tokenizer = unit * (20_000 // len(unit)), Counting()
     chunks = chunk_text(text, strategy, tokenizer)
@@ -153,7 +198,9 @@ def test_prose_is_tokenized_little_more_than_once() -> None:
 
 
 def test_nothing_is_made_of_an_empty_text() -> None:
-    assert {strategy: chunk_text("", strategy) for strategy in STRATEGIES} == {strategy: [] for strategy in STRATEGIES}
+    assert {strategy: chunk_text("", strategy) for strategy in STRATEGIES} == {
+        strategy: [] for strategy in STRATEGIES
+    }
 
 
 @pytest.mark.parametrize(
@@ -207,7 +254,9 @@ def test_markdown_starts_chunks_at_headings_and_keeps_fences() -> None:
 
 def test_code_is_cut_between_functions() -> None:
     text = "".join(f"def f{i}(x):\n    y = x + {i}\n\n    return y\n\n\n" for i in range(12))
-    assert all(chunk.text.startswith("def ") for chunk in chunk_text(text, "code", size=60, overlap=0))
+    assert all(
+        chunk.text.startswith("def ") for chunk in chunk_text(text, "code", size=60, overlap=0)
+    )
 
 
 @pytest.mark.parametrize(

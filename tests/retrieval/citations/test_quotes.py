@@ -1,4 +1,6 @@
-"""Citations against the stored text: what is there to the character is accepted, and nothing else."""
+"""Citations against the stored text: what is there to the character is accepted,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.retrieval.citations.quotes import Citation, CitationVerdict, QuotableText, find_quote, resolve
+from hrm_agent.retrieval.citations.quotes import (
+    Citation,
+    CitationVerdict,
+    QuotableText,
+    find_quote,
+    resolve,
+)
 from hrm_agent.retrieval.index import DocumentIndex, files_in, index_folder
 
 TEXT = "Grüße! The whale sings\nat night. Nobody 😀 knows why. The whale sleeps."
@@ -37,7 +45,11 @@ def test_what_was_found_resolves(index: DocumentIndex) -> None:
         assert exact.accepted and exact.citation == cited
         within = resolve(index, TEXT[start:end], hit.file, hit.start, hit.end, hit.revision)
         assert within.accepted and within.citation is not None
-        assert within.citation["quote"] == TEXT[start:end] == TEXT[within.citation["start"] : within.citation["end"]]
+        assert (
+            within.citation["quote"]
+            == TEXT[start:end]
+            == TEXT[within.citation["start"] : within.citation["end"]]
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,11 @@ def test_what_is_not_there_is_rejected(
 
 def test_a_quote_has_the_texts_own_characters() -> None:
     text = "It’s  well‑known – “so”\nhe said."
-    for quote, own in (("It's well-known", text[:16]), ('- "so" he', text[17:26]), ("’s w", text[2:7])):
+    for quote, own in (
+        ("It's well-known", text[:16]),
+        ('- "so" he', text[17:26]),
+        ("’s w", text[2:7]),
+    ):
         span = find_quote(text, quote)
         assert span is not None and text[slice(*span)] == own
     assert find_quote(text, "well known") is find_quote(text, " \n") is None

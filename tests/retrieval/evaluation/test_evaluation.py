@@ -1,4 +1,6 @@
-"""Measures of retrieval against what is counted by hand; what is read, cut and ranked; citations of what was found."""
+"""Measures of retrieval against what is counted by hand; what is read, cut and ranked; citations of
+what was found.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
 WORDS = load_tokenizer("word")
-spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)).map(lambda s: (s[0], s[0] + s[1])), max_size=8)
+spans = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 15)).map(lambda s: (s[0], s[0] + s[1])), max_size=8
+)
 
 
 def pieces(*ends: tuple[int, int], corpus: str | None = "a") -> list[Piece]:
@@ -32,12 +36,18 @@ def pieces(*ends: tuple[int, int], corpus: str | None = "a") -> list[Piece]:
 
 
 def test_measures_by_hand() -> None:
-    """References 10-20 and 30-40, of which 15-20 and 30-35 were found among 25 characters, 5 of them found twice."""
+    """References 10-20 and 30-40, of which 15-20 and 30-35 were found among 25 characters, 5 of
+    them found twice.
+    """
     found = overlap(pieces((15, 25), (20, 35)), "a", [(10, 20), (30, 40)])
     assert (found.wanted, found.shown, found.held) == (20, 20, 10)
     assert (found.recall, found.precision, found.iou) == (0.5, 0.5, 10 / 30)
     touching = overlap(pieces((0, 10), (10, 20)), "a", [(5, 15), (12, 18)])
-    assert (touching.wanted, touching.shown, touching.held) == (13, 20, 13), "references overlap, chunks touch"
+    assert (touching.wanted, touching.shown, touching.held) == (
+        13,
+        20,
+        13,
+    ), "references overlap, chunks touch"
     assert touching.recall == 1 and touching.iou == touching.precision == 13 / 20
     beside = overlap(pieces((0, 10)), "a", [(10, 20)])
     assert (beside.recall, beside.precision, beside.iou) == (0, 0, 0), "an end is no character"
@@ -55,7 +65,9 @@ def test_other_texts_and_wrong_spans_are_read_and_answer_nothing() -> None:
 def test_the_rank_of_the_answer() -> None:
     reference = [(100, 120)]
     assert reciprocal_rank(pieces((100, 120)), "a", reference) == 1
-    assert reciprocal_rank(pieces((0, 109), (111, 300), (0, 300)), "a", reference) == 1 / 3, "9 of 20 are no answer"
+    assert reciprocal_rank(pieces((0, 109), (111, 300), (0, 300)), "a", reference) == 1 / 3, (
+        "9 of 20 are no answer"
+    )
     assert reciprocal_rank(pieces((0, 110)), "a", reference) == 1, "half of the reference"
     assert reciprocal_rank(pieces((100, 104)), "a", [(0, 1000)]) == 1, "all of a small chunk"
     assert reciprocal_rank(pieces((100, 120), corpus="b"), "a", reference) == 0
@@ -64,16 +76,22 @@ def test_the_rank_of_the_answer() -> None:
 
 @given(spans, spans.filter(bool), st.randoms())
 @settings(max_examples=50, derandomize=True, database=None, deadline=None)
-def test_measures_are_those_of_sets_of_characters(found: list, references: list, chance: random.Random) -> None:
+def test_measures_are_those_of_sets_of_characters(
+    found: list, references: list, chance: random.Random
+) -> None:
     shown, wanted = ({i for span in side for i in range(*span)} for side in (found, references))
     assert {i for span in merged(found) for i in range(*span)} == shown
     assert all(a[1] < b[0] for a, b in zip(merged(found), merged(found)[1:], strict=False))
     one = overlap(pieces(*found), "a", references)
     assert (one.wanted, one.shown, one.held) == (len(wanted), len(shown), len(wanted & shown))
-    assert one.iou == len(wanted & shown) / len(wanted | shown) <= min(one.recall, one.precision) <= 1
+    assert (
+        one.iou == len(wanted & shown) / len(wanted | shown) <= min(one.recall, one.precision) <= 1
+    )
     chance.shuffle(found)
     chance.shuffle(references)
-    assert overlap(pieces(*found, *found), "a", references) == one, "order and repetition are nothing to a set"
+    assert overlap(pieces(*found, *found), "a", references) == one, (
+        "order and repetition are nothing to a set"
+    )
 
 
 def test_a_budget_cuts_the_last_chunk() -> None:
@@ -94,7 +112,9 @@ def test_the_interval_of_a_paired_difference_holds_the_truth() -> None:
     rng, held = np.random.default_rng(0), 0
     for seed in range(200):
         easy = rng.beta(1, 1, size=50)
-        one, other = (np.clip(easy * 0.8 + rng.normal(0, 0.05, 50) + shift, -1, 2) for shift in (0.1, 0.0))
+        one, other = (
+            np.clip(easy * 0.8 + rng.normal(0, 0.05, 50) + shift, -1, 2) for shift in (0.1, 0.0)
+        )
         (found,) = bootstrapped([(one - other).tolist()], seed=seed, resamples=500, shares=False)
         held += found.low <= 0.1 <= found.high
         assert found.high - found.low < 0.1, "though the questions themselves are spread over 0.8"
@@ -108,13 +128,22 @@ def folder(tmp_path: Path) -> Path:
     for name, ending in (("pumps", "md"), ("ships", "txt")):
         text = ""
         for number in range(60):
-            common = " ".join(chance.choices(["valve", "water", "pressure", "hull", "deck", "captain"], k=30))
-            start, fact = len(text), f"The {name} number {number} is called {name[0]}marker{number * 37}."
+            common = " ".join(
+                chance.choices(["valve", "water", "pressure", "hull", "deck", "captain"], k=30)
+            )
+            start, fact = (
+                len(text),
+                f"The {name} number {number} is called {name[0]}marker{number * 37}.",
+            )
             text += f"{fact} {common.capitalize()}.\n\n"
             if number % 5 == 0:
                 question = f"What is called {name[0]}marker{number * 37}?"
                 rows.append(
-                    {"corpus": name, "question": question, "references": [{"start": start, "end": start + len(fact)}]}
+                    {
+                        "corpus": name,
+                        "question": question,
+                        "references": [{"start": start, "end": start + len(fact)}],
+                    }
                 )
         (tmp_path / f"{name}.{ending}").write_text(text)
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -128,10 +157,17 @@ def questions(folder: Path) -> QuestionSet:
 
 def test_what_can_be_found_is_found(questions: QuestionSet) -> None:
     base = Configuration.read("recursive:80/12:words")
-    small, same = Configuration.read("recursive:40/6:words"), Configuration.read("default:80/12:words")
+    small, same = (
+        Configuration.read("recursive:40/6:words"),
+        Configuration.read("default:80/12:words"),
+    )
     settings = Settings(k=1, budget=40, resamples=200)
     found = evaluate(questions, [small, base, same], base, settings)
-    assert [str(result.configuration) for result in found.results] == [str(base), str(small), str(same)]
+    assert [str(result.configuration) for result in found.results] == [
+        str(base),
+        str(small),
+        str(same),
+    ]
     assert found.questions == {"pumps": 12, "ships": 12}
     first, second = found.results[0].scores[ALL], found.results[1].scores[ALL]
     assert first["recall"].value.value == first["mrr"].value.value == second["mrr"].value.value == 1
@@ -148,7 +184,9 @@ def test_modes_rank_differently_and_are_measured_alike(questions: QuestionSet) -
     modes = [Configuration("fixed", 40, 0, mode) for mode in MODES]
     found = evaluate(questions, modes, modes[0], Settings(k=1, budget=40, resamples=200))
     by_words, by_vectors, by_both = (result.scores[ALL]["mrr"] for result in found.results)
-    assert by_vectors.value.value < by_words.value.value and by_vectors.less_base.high < 0, "markers are no words"
+    assert by_vectors.value.value < by_words.value.value and by_vectors.less_base.high < 0, (
+        "markers are no words"
+    )
     assert by_vectors.value.value < by_both.value.value <= by_words.value.value
 
 
@@ -163,18 +201,31 @@ def test_in_one_index_a_question_meets_the_other_corpora(questions: QuestionSet)
         return {hit.piece.corpus for hit in hits}
 
     assert any(len(met(hits)) == 2 for hits in together.found)
-    assert all(met(hits) == {q.corpus} for q, hits in zip(questions.questions, apart.found, strict=True))
+    assert all(
+        met(hits) == {q.corpus} for q, hits in zip(questions.questions, apart.found, strict=True)
+    )
     for hits in together.found:
         for hit in hits:
-            assert questions.documents[hit.piece.corpus or ""].text[hit.piece.start : hit.piece.end] == hit.text
+            assert (
+                questions.documents[hit.piece.corpus or ""].text[hit.piece.start : hit.piece.end]
+                == hit.text
+            )
 
 
 def test_a_wrong_span_takes_its_place_and_answers_nothing(questions: QuestionSet) -> None:
-    """LangChain counts an overlap in characters when it looks for its chunks, and ours are tokens."""
-    given, located = (Configuration.read(f"{name}:256/60:words") for name in ("langchain", "langchain-located"))
+    """LangChain counts an overlap in characters when it looks for its chunks,
+    and ours are tokens.
+    """
+    given, located = (
+        Configuration.read(f"{name}:256/60:words") for name in ("langchain", "langchain-located")
+    )
     found = evaluate(questions, [given], located, Settings(k=1, resamples=200))
     right, wrong = found.results
-    assert right.wrong_spans == 0 and right.chunks == wrong.chunks and wrong.wrong_spans > right.chunks / 4
+    assert (
+        right.wrong_spans == 0
+        and right.chunks == wrong.chunks
+        and wrong.wrong_spans > right.chunks / 4
+    )
     assert wrong.scores[ALL]["recall"].value.value < right.scores[ALL]["recall"].value.value == 1
     assert wrong.scores[ALL]["precision"].value.value < right.scores[ALL]["precision"].value.value
 
@@ -216,7 +267,10 @@ ROW = {"corpus": "a", "question": "What?", "references": [{"start": 0, "end": 4}
         ({**ROW, "references": [[0, 4]]}, r"\[0, 4\] is not a reference"),
         ({**ROW, "references": [{"start": "0", "end": 4}]}, "is not a reference"),
         ({**ROW, "references": [{"start": True, "end": 4}]}, "is not a reference"),
-        ({**ROW, "references": [{"start": 0, "end": 12}]}, "0 to 12 does not lie in 'a', which has 11 characters"),
+        (
+            {**ROW, "references": [{"start": 0, "end": 12}]},
+            "0 to 12 does not lie in 'a', which has 11 characters",
+        ),
         ({**ROW, "references": [{"start": 4, "end": 4}]}, "4 to 4 does not lie"),
         ({**ROW, "references": [{"start": -1, "end": 4}]}, "-1 to 4 does not lie"),
     ],
@@ -261,13 +315,16 @@ def test_a_configuration_that_is_none_is_named(written: str, said: str) -> None:
 
 @pytest.mark.shared_data
 def test_the_default_on_a_shared_corpus(shared_data: Path) -> None:
-    """On par with a splitter whose spans were mended, and far beyond the same splitter's own spans."""
+    """On par with a splitter whose spans were mended,
+    and far beyond the same splitter's own spans.
+    """
     whole = read_questions(shared_data / "retrieval")
     assert len(whole.questions) == 276 and len(whole.documents) == 3
     asked = tuple(question for question in whole.questions if question.corpus == "chatlogs")
     questions = QuestionSet({"chatlogs": whole.documents["chatlogs"]}, asked)
     ours, theirs, mended = map(
-        Configuration.read, ("default:512/77:words", "langchain:512/64:words", "langchain-located:512/64:words")
+        Configuration.read,
+        ("default:512/77:words", "langchain:512/64:words", "langchain-located:512/64:words"),
     )
     found = evaluate(questions, [ours, theirs], mended, Settings(resamples=1000))
     base, default, given = (result.scores[ALL] for result in found.results)
@@ -275,4 +332,8 @@ def test_the_default_on_a_shared_corpus(shared_data: Path) -> None:
     assert default["recall"].value.value > 0.95 and default["recall"].less_base.high > 0
     assert default["budget_iou"].less_base.high > 0
     assert given["recall"].less_base.high < -0.2
-    assert all(0 <= side[name].value.low <= side[name].value.high <= 1 for side in (base, default) for name in MEASURES)
+    assert all(
+        0 <= side[name].value.low <= side[name].value.high <= 1
+        for side in (base, default)
+        for name in MEASURES
+    )

@@ -1,4 +1,6 @@
-"""What folders do to an index: several of them, files that move, links, closed doors, files that change meanwhile."""
+"""What folders do to an index: several of them, files that move, links, closed doors, files that
+change meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,15 @@ def test_a_renamed_file_is_not_indexed_again(index: DocumentIndex, folder: Path)
     (folder / "twin.txt").unlink()
     (folder / "even" / "002.txt").rename(folder / "even" / "001.txt")
     counts = update(index, folder).counts
-    assert (counts["renamed"], counts["removed"], counts["added"], counts["unchanged"]) == (2, 1, 0, 2)
-    assert {(hit.file, hit.revision) for hit in index.search("thing0x", k=50)} == {("new.txt", before)}
+    assert (counts["renamed"], counts["removed"], counts["added"], counts["unchanged"]) == (
+        2,
+        1,
+        0,
+        2,
+    )
+    assert {(hit.file, hit.revision) for hit in index.search("thing0x", k=50)} == {
+        ("new.txt", before)
+    }
     assert index.sources().keys() == set(files_in(folder))
     assert index.problems() == []
 
@@ -124,8 +133,12 @@ def test_a_link_to_what_is_left_out_for_its_name(index: DocumentIndex, folder: P
     assert index.search("secret walrus") == []
 
 
-def test_links_are_followed_where_that_is_asked_for(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
-    """Each folder once: neither a link to a folder above nor two that lead to each other go round in a circle."""
+def test_links_are_followed_where_that_is_asked_for(
+    index: DocumentIndex, folder: Path, tmp_path: Path
+) -> None:
+    """Each folder once: neither a link to a folder above nor two that lead to each other go round
+    in a circle.
+    """
     for name in ("one", "two"):
         (tmp_path / "else" / name).mkdir(parents=True)
         (tmp_path / "else" / name / "whale.txt").write_text(f"outside whale {name}")
@@ -147,7 +160,9 @@ def test_links_are_followed_where_that_is_asked_for(index: DocumentIndex, folder
     index_folder(index, folder, names, follow_links=True)
     assert index.search("outside whale", k=50) != []
     update(index, folder)
-    assert index.search("outside whale", k=50) == [], "without the option, what it brought in is taken out"
+    assert index.search("outside whale", k=50) == [], (
+        "without the option, what it brought in is taken out"
+    )
     assert index.size()[0] == 4
 
 
@@ -243,13 +258,19 @@ def test_every_bad_file_has_its_message(index: DocumentIndex, folder: Path) -> N
         file.truncate(100 * 2**20)
     report = update(index, folder)
     said = {outcome.file: outcome.reason for outcome in report.outcomes if outcome.why}
-    assert "damaged" in said["broken.pdf"] and "password" in said["locked.pdf"] and "scan" in said["scan.pdf"]
+    assert (
+        "damaged" in said["broken.pdf"]
+        and "password" in said["locked.pdf"]
+        and "scan" in said["scan.pdf"]
+    )
     assert "NUL" in said["program"] and "104,857,600 bytes" in said["huge.txt"]
     assert {outcome.file for outcome in report.failed} == {"broken.pdf", "locked.pdf", "huge.txt"}
     assert report.counts["added"] == 4 and index.problems() == []
 
 
-def test_a_tokenizer_that_does_not_suit_is_said(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_does_not_suit_is_said(
+    index: DocumentIndex, folder: Path, tmp_path: Path
+) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))

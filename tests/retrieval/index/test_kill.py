@@ -1,7 +1,8 @@
-"""kill -9 in the middle of indexing, for both engines, with vectors: nothing is lost, nothing is there twice.
+"""kill -9 in the middle of indexing, for both engines, with vectors: nothing is lost, nothing is
+there twice.
 
-A forked process indexes and is killed: at chosen moments (within a document's transaction, before its vectors, on both
-sides of tantivy's commit) and, in the slow set, wherever chance says.
+A forked process indexes and is killed: at chosen moments (within a document's transaction, before
+its vectors, on both sides of tantivy's commit) and, in the slow set, wherever chance says.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def contents(path: Path) -> Contents:
     """Everything that is in an index, but its ids."""
     with sqlite3.connect(path) as connection:
         return connection.execute(
-            "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens, v.data FROM documents d"
-            " LEFT JOIN chunks c ON c.document = d.id LEFT JOIN vectors v ON v.first = c.id ORDER BY file, start, stop"
+            "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens, v.data"
+            " FROM documents d LEFT JOIN chunks c ON c.document = d.id LEFT JOIN vectors v ON"
+            " v.first = c.id ORDER BY file, start, stop"
         ).fetchall()
 
 
@@ -127,7 +129,9 @@ def dies_at(action: Callable[[], None], step: int) -> bool:
     return in_a_process(mortal)
 
 
-def index_and_die(folder: Path, path: Path, of: type, name: str, left: int, *, before: bool) -> None:
+def index_and_die(
+    folder: Path, path: Path, of: type, name: str, left: int, *, before: bool
+) -> None:
     """Die where a method is called for the `left`-th time."""
     method = getattr(of, name)
 
@@ -173,19 +177,26 @@ def older(folder: Path, path: Path, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_chosen_moments(engine: Engine, changed: tuple[Path, Contents], tmp_path: Path) -> None:
+def test_killed_at_chosen_moments(
+    engine: Engine, changed: tuple[Path, Contents], tmp_path: Path
+) -> None:
     """One death after another, while an index of an older state is brought up to date."""
     folder, expected = changed
     path = tmp_path / "index.db"
     older(folder, path, engine)
     words: type = Tantivy if engine == "tantivy" else Fts5
-    moments: list[tuple[type, str, int, bool]] = [(words, "add", 1, False), (VectorTable, "add", 2, True)]
+    moments: list[tuple[type, str, int, bool]] = [
+        (words, "add", 1, False),
+        (VectorTable, "add", 2, True),
+    ]
     moments += [(DocumentIndex, "put", 1, False), (DocumentIndex, "remove", 1, True)]
     if engine == "tantivy":
         moments[2:2] = [(Tantivy, "_commit", 1, True), (Tantivy, "_commit", 1, False)]
     updated = 0
     for of, name, left, before in moments:
-        assert in_a_process(lambda: index_and_die(folder, path, of, name, left, before=before)), name
+        assert in_a_process(lambda: index_and_die(folder, path, of, name, left, before=before)), (
+            name
+        )
         with opened(path) as index:
             check(index)
             assert index.engine == engine and index.size()[0] == FILES + 1
@@ -200,8 +211,12 @@ def test_killed_at_chosen_moments(engine: Engine, changed: tuple[Path, Contents]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_moments_that_nobody_chose(engine: Engine, changed: tuple[Path, Contents], tmp_path: Path) -> None:
-    """Anywhere in the work: in the middle of a transaction, between two, within the libraries' own Python."""
+def test_killed_at_moments_that_nobody_chose(
+    engine: Engine, changed: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    """Anywhere in the work: in the middle of a transaction, between two, within the libraries' own
+    Python.
+    """
     folder, expected = changed
     path, rng = tmp_path / "index.db", random.Random(6)
     older(folder, path, engine)
@@ -217,11 +232,17 @@ def test_killed_at_moments_that_nobody_chose(engine: Engine, changed: tuple[Path
     for _ in range(25):
         for part in tmp_path.glob("index.db*"):
             whole = tmp_path / part.name.replace("index", "tried")
-            shutil.copytree(part, whole, dirs_exist_ok=True) if part.is_dir() else shutil.copy(part, whole)
+            (
+                shutil.copytree(part, whole, dirs_exist_ok=True)
+                if part.is_dir()
+                else shutil.copy(part, whole)
+            )
         steps = steps_of(work_on(tmp_path / "tried.db"))
         for part in tmp_path.glob("tried.db*"):
             shutil.rmtree(part) if part.is_dir() else part.unlink()
-        assert dies_at(work_on(path), rng.randint(1, steps * 9 // 10)), "no count is the same twice, but nearly so"
+        assert dies_at(work_on(path), rng.randint(1, steps * 9 // 10)), (
+            "no count is the same twice, but nearly so"
+        )
         with opened(path) as index:
             check(index)
             for file in rng.sample(files_in(folder), 6 if contents(path) == expected else 0):
@@ -232,8 +253,12 @@ def test_killed_at_moments_that_nobody_chose(engine: Engine, changed: tuple[Path
         check(index)
 
 
-def test_a_folder_of_tantivys_from_elsewhere_is_filled_again(changed: tuple[Path, Contents], tmp_path: Path) -> None:
-    """One that is lost, broken, from a backup or from another index; and the way from one engine to the other."""
+def test_a_folder_of_tantivys_from_elsewhere_is_filled_again(
+    changed: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    """One that is lost, broken, from a backup or from another index; and the way from one engine to
+    the other.
+    """
     folder, expected = changed
     path, beside = tmp_path / "index.db", tmp_path / "index.db.tantivy"
     with opened(path) as index:

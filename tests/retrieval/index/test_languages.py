@@ -16,15 +16,41 @@ from hrm_agent.retrieval.index.database import ENGINES, Engine
 from hrm_agent.runtime.replay.effects import Effects, watching
 
 TEXTS = {
-    "de.txt": "Die Größe der Straße wird in Metern gemessen. Viele Häuser stehen in der Nähe der alten Brücke.",
-    "el.txt": "Ο Οδυσσεύς γύρισε στην Ιθάκη μετά από είκοσι χρόνια. Ο λόγος των ανθρώπων ήταν αληθινός.",
+    "de.txt": (
+        "Die Größe der Straße wird in Metern gemessen. Viele Häuser stehen in der Nähe der alten"
+        " Brücke."
+    ),
+    "el.txt": (
+        "Ο Οδυσσεύς γύρισε στην Ιθάκη μετά από είκοσι χρόνια. Ο λόγος των ανθρώπων ήταν αληθινός."
+    ),
     "tr.txt": "İstanbul, Türkiye'nin en kalabalık şehridir. ISPANAK ve kitaplar pazarda satılır.",
     "ru.txt": "Мы читали книги в городской библиотеке. Новогодняя ёлка стояла на площади.",
-    "en.txt": "The blue whale is the largest animal that has ever lived. It eats krill all day long.",
+    "en.txt": (
+        "The blue whale is the largest animal that has ever lived. It eats krill all day long."
+    ),
 }
 QUESTIONS = {
-    "de.txt": ["Größe", "GRÖSSE", "Straße", "STRASSE", "strasse", "Straßen", "ein Haus", "Brücken", "brucke"],
-    "el.txt": ["Οδυσσεύς", "οδυσσευς", "ΟΔΥΣΣΕΥΣ", "Οδυσσέα", "λόγος", "λόγου", "ΛΌΓΟΣ", "άνθρωπος"],
+    "de.txt": [
+        "Größe",
+        "GRÖSSE",
+        "Straße",
+        "STRASSE",
+        "strasse",
+        "Straßen",
+        "ein Haus",
+        "Brücken",
+        "brucke",
+    ],
+    "el.txt": [
+        "Οδυσσεύς",
+        "οδυσσευς",
+        "ΟΔΥΣΣΕΥΣ",
+        "Οδυσσέα",
+        "λόγος",
+        "λόγου",
+        "ΛΌΓΟΣ",
+        "άνθρωπος",
+    ],
     "tr.txt": ["İstanbul", "istanbul", "ISTANBUL", "İSTANBUL", "ıspanak", "ISPANAK", "kitap"],
     "ru.txt": ["книга", "КНИГАМИ", "библиотека", "елки"],
     "en.txt": ["whales", "eating", "ANIMALS"],
@@ -39,7 +65,9 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def filled(path: Path, folder: Path, engine: Engine | None = None, language: str | None = None) -> DocumentIndex:
+def filled(
+    path: Path, folder: Path, engine: Engine | None = None, language: str | None = None
+) -> DocumentIndex:
     index = DocumentIndex(path, create=True, engine=engine, language=language)
     index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
     return index
@@ -47,21 +75,31 @@ def filled(path: Path, folder: Path, engine: Engine | None = None, language: str
 
 def not_found(index: DocumentIndex) -> list[str]:
     asked = [(file, question) for file, questions in QUESTIONS.items() for question in questions]
-    return [question for file, question in asked if [hit.file for hit in index.search(question)] != [file]]
+    return [
+        question
+        for file, question in asked
+        if [hit.file for hit in index.search(question)] != [file]
+    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_document_is_found_in_its_own_language(tmp_path: Path, folder: Path, engine: Engine) -> None:
+def test_each_document_is_found_in_its_own_language(
+    tmp_path: Path, folder: Path, engine: Engine
+) -> None:
     with filled(tmp_path / "index.db", folder, engine) as index:
         assert not_found(index) == []
-        assert {file: index.document(file).language for file in TEXTS} == {file: file[:2] for file in TEXTS}  # type: ignore[union-attr]
+        assert {file: index.document(file).language for file in TEXTS} == {
+            file: file[:2] for file in TEXTS
+        }  # type: ignore[union-attr]
         assert index.search("Größe")[0].language == "de"
         assert index.problems() == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engine: Engine) -> None:
-    """And may be changed: what is indexed is then analysed in the new one, and what changes later too."""
+    """And may be changed: what is indexed is then analysed in the new one, and what changes later
+    too.
+    """
     (folder / "short.txt").write_text("Häuser", encoding="utf-8")
     with filled(tmp_path / "index.db", folder, engine, "de") as index:
         assert (index.language, index.renewed) == ("de", 0)
@@ -70,7 +108,10 @@ def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engi
         assert (index.language, index.renewed) == ("de", 0)
     with filled(tmp_path / "index.db", folder, language="none") as index:
         assert (index.language, index.renewed) == ("", 6)
-        assert index.search("Haus") == [] and {hit.file for hit in index.search("HÄUSER")} == {"short.txt", "de.txt"}
+        assert index.search("Haus") == [] and {hit.file for hit in index.search("HÄUSER")} == {
+            "short.txt",
+            "de.txt",
+        }
         assert index.problems() == []
     with filled(tmp_path / "index.db", folder, language="auto") as index:
         assert index.renewed == 6 and not_found(index) == []
@@ -86,17 +127,25 @@ def test_both_engines_find_the_same(tmp_path: Path, folder: Path, engine: Engine
     """What is handed to an engine is the same; an index may go over from one to the other."""
     other: Engine = "tantivy" if engine == "fts5" else "fts5"
     with filled(tmp_path / "index.db", folder, engine) as index:
-        found = {question: index.search(question) for questions in QUESTIONS.values() for question in questions}
+        found = {
+            question: index.search(question)
+            for questions in QUESTIONS.values()
+            for question in questions
+        }
     with DocumentIndex(tmp_path / "index.db", engine=other) as index:
         for question, hits in found.items():
-            assert [hit.file for hit in index.search(question)] == [hit.file for hit in hits], question
+            assert [hit.file for hit in index.search(question)] == [hit.file for hit in hits], (
+                question
+            )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_words_of_other_stemmers_are_indexed_anew(
     tmp_path: Path, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was opened before says so, since what it would look up or take out is not what is there."""
+    """One that was opened before says so, since what it would look up or take out is not what is
+    there.
+    """
     monkeypatch.setattr(database, "analysis_version", lambda: "older")
     with filled(tmp_path / "index.db", folder, engine) as older:
         monkeypatch.undo()
@@ -110,14 +159,17 @@ def test_words_of_other_stemmers_are_indexed_anew(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_index_of_the_version_before_is_brought_forward(tmp_path: Path, folder: Path, engine: Engine) -> None:
+def test_an_index_of_the_version_before_is_brought_forward(
+    tmp_path: Path, folder: Path, engine: Engine
+) -> None:
     with filled(tmp_path / "index.db", folder, engine) as index:
         before = index.sources()
     with sqlite3.connect(tmp_path / "index.db") as connection:
         connection.executescript(
-            "DROP INDEX documents_by_language; ALTER TABLE documents DROP COLUMN language; DROP TABLE words;"
-            "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='porter unicode61 remove_diacritics 2');"
-            "DELETE FROM about WHERE name IN ('analysis', 'language'); PRAGMA user_version=2"
+            "DROP INDEX documents_by_language; ALTER TABLE documents DROP COLUMN language; DROP"
+            " TABLE words;CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='porter"
+            " unicode61 remove_diacritics 2');DELETE FROM about WHERE name IN ('analysis',"
+            " 'language'); PRAGMA user_version=2"
         )
     with DocumentIndex(tmp_path / "index.db") as index:
         assert index.renewed == len(TEXTS) and index.sources() == before
@@ -134,7 +186,11 @@ def test_the_model_that_guesses_is_no_effect_of_the_node_that_asks() -> None:
     guessed: list[str] = []
 
     def node(_: MessagesState) -> dict[str, Any]:
-        guessed.append(languages.guess_language("The quick brown fox jumps over the lazy dog and then it goes home."))
+        guessed.append(
+            languages.guess_language(
+                "The quick brown fox jumps over the lazy dog and then it goes home."
+            )
+        )
         return {"messages": []}
 
     graph = StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()

@@ -1,4 +1,6 @@
-"""Vectors beside the chunks: whose they are, what they find, and how they come and go with the documents."""
+"""Vectors beside the chunks: whose they are, what they find, and how they come and go with the
+documents.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from langchain_core.embeddings import Embeddings
 
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, name_of, vectors_of
-from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
+from hrm_agent.retrieval.index import (
+    Chunking,
+    DocumentIndex,
+    IndexRetriever,
+    files_in,
+    index_folder,
+)
 from hrm_agent.retrieval.index.fusion import fused
 
 TEXTS = {
@@ -62,7 +70,7 @@ def update(index: DocumentIndex, folder: Path) -> None:
 
 def test_other_words_are_found_by_vectors(index: DocumentIndex) -> None:
     question = "a car with a motor"
-    (best, *_) = index.search(question, 3, "vectors")
+    best, *_ = index.search(question, 3, "vectors")
     assert best.file == "road.txt" and best.text == TEXTS["road.txt"]
     assert (best.words_rank, best.vectors_rank) == (None, 1) and 0 < best.score <= 1
     assert len(index.search(question, 2, "vectors")) == 2
@@ -71,12 +79,21 @@ def test_other_words_are_found_by_vectors(index: DocumentIndex) -> None:
 
 
 def test_both_rankings_are_fused(index: DocumentIndex) -> None:
-    words, vectors, both = (index.search("largest wheels", 3, mode) for mode in ("words", "vectors", "hybrid"))
-    ranks = [{hit.file: rank for rank, hit in enumerate(hits, start=1)} for hits in (words, vectors)]
+    words, vectors, both = (
+        index.search("largest wheels", 3, mode) for mode in ("words", "vectors", "hybrid")
+    )
+    ranks = [
+        {hit.file: rank for rank, hit in enumerate(hits, start=1)} for hits in (words, vectors)
+    ]
     assert len(both) == 3 and len(words) == 2
     for hit in both:
-        assert (hit.words_rank, hit.vectors_rank) == (ranks[0].get(hit.file), ranks[1].get(hit.file))
-        assert hit.score == pytest.approx(sum(1 / (60 + of[hit.file]) for of in ranks if hit.file in of))
+        assert (hit.words_rank, hit.vectors_rank) == (
+            ranks[0].get(hit.file),
+            ranks[1].get(hit.file),
+        )
+        assert hit.score == pytest.approx(
+            sum(1 / (60 + of[hit.file]) for of in ranks if hit.file in of)
+        )
     assert [hit.score for hit in both] == sorted((hit.score for hit in both), reverse=True)
     retriever = IndexRetriever(index=index, k=1, mode="hybrid")
     assert retriever.invoke("largest wheels")[0].metadata["file"] == both[0].file
@@ -105,7 +122,9 @@ def test_vectors_come_and_go_with_their_documents(index: DocumentIndex, folder: 
             assert len(one.search("anything", 100, "vectors")) == one.size()[1] == 42
 
 
-def test_vectors_may_be_added_later_and_taken_out(folder: Path, tmp_path: Path, static: StaticEmbeddings) -> None:
+def test_vectors_may_be_added_later_and_taken_out(
+    folder: Path, tmp_path: Path, static: StaticEmbeddings
+) -> None:
     path = tmp_path / "late.db"
     with DocumentIndex(path, create=True) as index:
         update(index, folder)
@@ -142,7 +161,9 @@ def test_other_embeddings_are_refused(index: DocumentIndex, tmp_path: Path, fold
     with DocumentIndex(tmp_path / "own.db") as own, pytest.raises(RetrievalError, match="os:abort"):
         own.search("whale", 1, "vectors")
     with sqlite3.connect(tmp_path / "own.db") as mended:
-        mended.execute("UPDATE about SET value = ? WHERE name = 'embeddings'", (name_of(Letters()),))
+        mended.execute(
+            "UPDATE about SET value = ? WHERE name = 'embeddings'", (name_of(Letters()),)
+        )
     longer = Letters()
     longer.size = 30
     with (
@@ -154,8 +175,17 @@ def test_other_embeddings_are_refused(index: DocumentIndex, tmp_path: Path, fold
 
 def test_embeddings_by_their_string() -> None:
     assert isinstance(load_embeddings(f"{__name__}:Letters"), Letters)
-    assert load_embeddings("static:64").embed_query("whale") != load_embeddings("static:128").embed_query("whale")
-    for wrong in ("static:65", "static:x", "nothing", f"{__name__}:TEXTS", "no.such:thing", f"{__name__}:none"):
+    assert load_embeddings("static:64").embed_query("whale") != load_embeddings(
+        "static:128"
+    ).embed_query("whale")
+    for wrong in (
+        "static:65",
+        "static:x",
+        "nothing",
+        f"{__name__}:TEXTS",
+        "no.such:thing",
+        f"{__name__}:none",
+    ):
         with pytest.raises(ConfigError):
             load_embeddings(wrong)
     broken = Letters()
@@ -180,12 +210,15 @@ def test_static_vectors_of_any_text(static: StaticEmbeddings) -> None:
 def test_static_vectors_are_the_librarys() -> None:
     """In another process, since the library sets up logging when it is imported."""
     program = (
-        "import pathlib, wordllama; from hrm_agent.retrieval.embeddings import StaticEmbeddings\n"
-        "texts = [pathlib.Path(name).read_text()[:3000] for name in ('README.md', 'docs/guide.md', 'docs/tools.md')]\n"
-        "home = pathlib.Path(wordllama.__file__).parent\n"
-        "theirs = wordllama.WordLlama.load(cache_dir=home, disable_download=True).embed(texts, norm=True)\n"
-        "print(abs(theirs - StaticEmbeddings().vectors(texts)).max())"
+        "import pathlib, wordllama; from hrm_agent.retrieval.embeddings import"
+        " StaticEmbeddings\ntexts = [pathlib.Path(name).read_text()[:3000] for name in"
+        " ('README.md', 'docs/guide.md', 'docs/tools.md')]\nhome ="
+        " pathlib.Path(wordllama.__file__).parent\ntheirs ="
+        " wordllama.WordLlama.load(cache_dir=home, disable_download=True).embed(texts,"
+        " norm=True)\nprint(abs(theirs - StaticEmbeddings().vectors(texts)).max())"
     )
     project = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=project)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=project
+    )
     assert float(done.stdout) < 1e-5

@@ -24,9 +24,20 @@ CORPUS = [
     "The models learn words from words, and the words are counted by models.\n" * 30,
     "naïve cafés in Zürich\n" * 9,
 ]
-SIZES = {"bpe": 320, "bpe.tiktoken": 320, "sentencepiece-bpe": 320, "unigram": 320, "word": 30, "wordpiece": 120}
+SIZES = {
+    "bpe": 320,
+    "bpe.tiktoken": 320,
+    "sentencepiece-bpe": 320,
+    "unigram": 320,
+    "word": 30,
+    "wordpiece": 120,
+}
 PROJECT = Path(__file__).parents[3]
-STRANGE = "The models, naïve 👨‍👩‍👧‍👦 🇩🇪 日本語 e\u0301 <|endoftext|> [UNK] <s>\r\n\0 " + "x" * 200 + "  words\n\n"
+STRANGE = (
+    "The models, naïve 👨‍👩‍👧‍👦 🇩🇪 日本語 e\u0301 <|endoftext|> [UNK] <s>\r\n\0 "
+    + "x" * 200
+    + "  words\n\n"
+)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 EXAMPLES = settings(max_examples=30, derandomize=True, database=None, deadline=None)
 
@@ -58,13 +69,18 @@ def assert_covers(tokenizer: Tokenizer, text: str) -> None:
 @given(text=TEXTS)
 @EXAMPLES
 def test_offsets_cover_any_text(text: str, vocabularies: dict[str, Tokenizer]) -> None:
-    for tokenizer in (*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()):
+    for tokenizer in (
+        *map(load_tokenizer, ("character", "pieces", "word")),
+        *vocabularies.values(),
+    ):
         assert_covers(tokenizer, text)
 
 
 @given(left=TEXTS, right=TEXTS)
 @EXAMPLES
-def test_local_tokenizers_count_a_text_by_its_parts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
+def test_local_tokenizers_count_a_text_by_its_parts(
+    left: str, right: str, vocabularies: dict[str, Tokenizer]
+) -> None:
     """What a tokenizer that calls itself local has promised."""
     asked = [*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()]
     local = [tokenizer for tokenizer in asked if tokenizer.local]
@@ -74,7 +90,11 @@ def test_local_tokenizers_count_a_text_by_its_parts(left: str, right: str, vocab
         assert tokenizer.count(left + right) == tokenizer.count(left) + tokenizer.count(right)
 
 
-@given(text=st.lists(st.one_of(TEXTS, st.sampled_from(["the models ", "words", " ", "\n", "\r\n", "  "]))).map("".join))
+@given(
+    text=st.lists(
+        st.one_of(TEXTS, st.sampled_from(["the models ", "words", " ", "\n", "\r\n", "  "]))
+    ).map("".join)
+)
 @EXAMPLES
 def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
     text: str, vocabularies: dict[str, Tokenizer]
@@ -87,10 +107,14 @@ def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
 @pytest.mark.slow
 @given(left=TEXTS, right=TEXTS)
 @settings(EXAMPLES, max_examples=500, derandomize=False)
-def test_all_of_that_holds_of_many_more_texts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
+def test_all_of_that_holds_of_many_more_texts(
+    left: str, right: str, vocabularies: dict[str, Tokenizer]
+) -> None:
     test_offsets_cover_any_text.hypothesis.inner_test(left, vocabularies)
     test_local_tokenizers_count_a_text_by_its_parts.hypothesis.inner_test(left, right, vocabularies)
-    test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries.hypothesis.inner_test(left + right, vocabularies)
+    test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries.hypothesis.inner_test(
+        left + right, vocabularies
+    )
 
 
 def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) -> None:
@@ -116,7 +140,10 @@ def test_the_same_texts_give_the_same_file(tmp_path: Path, monkeypatch: pytest.M
     subprocess.run([sys.executable, "-c", LEARN, str(tmp_path / "there")], check=True, cwd=PROJECT)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "here")])
     exec(LEARN, {})
-    here, there = ({f.parent.name: f.read_bytes() for f in tmp_path.glob(f"{n}/*/*")} for n in ("here", "there"))
+    here, there = (
+        {f.parent.name: f.read_bytes() for f in tmp_path.glob(f"{n}/*/*")}
+        for n in ("here", "there")
+    )
     assert here.keys() == {"bpe", "unigram", "wordpiece"}
     assert here == there
 
@@ -170,7 +197,9 @@ def test_what_a_file_does_by_itself_is_undone(tmp_path: Path) -> None:
     library.add_special_tokens(["<|endoftext|>"])
     library.save(str(tmp_path / "capped.json"))
     assert plain > 100
-    assert load_tokenizer(f"hf:{tmp_path / 'capped.json'}").count(CORPUS[0] + "<|endoftext|>") == plain
+    assert (
+        load_tokenizer(f"hf:{tmp_path / 'capped.json'}").count(CORPUS[0] + "<|endoftext|>") == plain
+    )
 
 
 def test_rates_are_watched_over_documents(vocabularies: dict[str, Tokenizer]) -> None:
@@ -190,8 +219,13 @@ def test_rates_are_watched_over_documents(vocabularies: dict[str, Tokenizer]) ->
     assert list(monitor.warnings())[1].startswith("2 of 11 documents, more.txt above all, are past")
 
 
-def test_byte_pairs_are_watched_by_bytes_and_by_tokens_per_word(vocabularies: dict[str, Tokenizer]) -> None:
-    for text, said in (("日本語 " * 300, "spell bytes"), ("antidisestablishment " * 300, "tokens for a word")):
+def test_byte_pairs_are_watched_by_bytes_and_by_tokens_per_word(
+    vocabularies: dict[str, Tokenizer],
+) -> None:
+    for text, said in (
+        ("日本語 " * 300, "spell bytes"),
+        ("antidisestablishment " * 300, "tokens for a word"),
+    ):
         monitor = RateMonitor(vocabularies["bpe"])
         monitor.see("a", text)
         assert said in next(monitor.warnings())
@@ -208,8 +242,14 @@ def test_a_long_document_is_judged_by_a_part_of_it(vocabularies: dict[str, Token
     whole = tally(vocabularies["wordpiece"], text).unknown_rate
     assert seen.unknown_rate == pytest.approx(whole, rel=0.5)
     plain = RateMonitor(load_tokenizer("pieces"))
-    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (TokenTally(), 1, [])
-    assert sum([TokenTally(1, 1, 1), TokenTally(2, 1, 1, 1)], TokenTally()) == TokenTally(3, 2, 2, 1)
+    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (
+        TokenTally(),
+        1,
+        [],
+    )
+    assert sum([TokenTally(1, 1, 1), TokenTally(2, 1, 1, 1)], TokenTally()) == TokenTally(
+        3, 2, 2, 1
+    )
 
 
 def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +294,9 @@ def test_rank_files_that_are_none(content: bytes, said: str, tmp_path: Path) -> 
         ("wrod", "Did you mean 'word'"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_loaded_says_why(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with pytest.raises(ConfigError, match=said):
         load_tokenizer(name)

@@ -1,4 +1,6 @@
-"""Several turns on one thread: whatever a turn comes to, another one can follow, and all are on record and replayed."""
+"""Several turns on one thread: whatever a turn comes to, another one can follow, and all are on
+record and replayed.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ class OneTask(TypedDict):
     answer: str
 
 
-one_task = StateGraph(OneTask).add_node("answer", lambda _: {"answer": "42"}).add_edge(START, "answer").compile()
+one_task = (
+    StateGraph(OneTask)
+    .add_node("answer", lambda _: {"answer": "42"})
+    .add_edge(START, "answer")
+    .compile()
+)
 
 
 class Talk:
@@ -63,7 +70,9 @@ class Talk:
         self.runner = EpisodeRunner(store, self.engine, "scripted", environment)
         self.store = store
 
-    async def __call__(self, text: str | None = None, thread: str = "t", **options: Any) -> Trajectory:
+    async def __call__(
+        self, text: str | None = None, thread: str = "t", **options: Any
+    ) -> Trajectory:
         known = self.store.journal.find_trajectory(thread)
         if known is None:
             task = ASKED if text is None else ASKED.model_copy(update={"prompt": text})
@@ -82,10 +91,14 @@ async def checked(store: RunStore, thread: str = "t") -> Trajectory:
 
 def said(store: RunStore, thread: str = "t") -> list[tuple[str, str]]:
     messages = history(store, thread).last.values["messages"]
-    return [(message.type, message.text) for message in messages if message.type in ("human", "tool")]
+    return [
+        (message.type, message.text) for message in messages if message.type in ("human", "tool")
+    ]
 
 
-async def test_each_turn_follows_on_the_one_before(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_each_turn_follows_on_the_one_before(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     talk = Talk(store, environment)
     first = await talk()
     second = await talk("What is 2 + 3?")
@@ -95,7 +108,10 @@ async def test_each_turn_follows_on_the_one_before(store: RunStore, environment:
     assert trajectory.prompts == (ASKED.prompt, "What is 2 + 3?", "How often did I ask before?")
     assert [turn.before.answer for turn in trajectory.turns] == [boxed(42), boxed(5)]
     assert len(trajectory.calls) == 5 and trajectory.calls[:2] == first.calls
-    assert all(call.parent == before.id for before, call in zip(trajectory.calls, trajectory.calls[1:], strict=False))
+    assert all(
+        call.parent == before.id
+        for before, call in zip(trajectory.calls, trajectory.calls[1:], strict=False)
+    )
     assert (trajectory.status, trajectory.stop_reason) == (RunStatus.COMPLETED, StopReason.ANSWER)
     inputs = [moment for moment in history(store, "t").lineage() if moment.source == "input"]
     assert len(inputs) == 3
@@ -103,22 +119,32 @@ async def test_each_turn_follows_on_the_one_before(store: RunStore, environment:
     assert await talk() == trajectory and talk.engine.calls == read_back
 
 
-async def test_each_turn_has_the_whole_budget(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_each_turn_has_the_whole_budget(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     talk = Talk(store, environment)
     for _ in range(3):
-        assert (await talk("What is 6 * 7?", context={"max_turns": 2})).stop_reason is StopReason.ANSWER
+        assert (
+            await talk("What is 6 * 7?", context={"max_turns": 2})
+        ).stop_reason is StopReason.ANSWER
     await checked(store)
 
 
-async def test_what_the_tool_knows_lives_on_over_turns(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_what_the_tool_knows_lives_on_over_turns(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     talk = Talk(store, environment)
     await talk("What is (x := 6) * 7?")
     assert (await talk("What is x + 1?")).answer == boxed(7)
     await checked(store)
 
 
-async def test_a_turn_that_reached_a_limit_is_followed(store: RunStore, environment: LocalEnvironment) -> None:
-    """What it had asked a tool for is answered in the state, or a provider would refuse the conversation."""
+async def test_a_turn_that_reached_a_limit_is_followed(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    """What it had asked a tool for is answered in the state, or a provider would refuse the
+    conversation.
+    """
     talk = Talk(store, environment)
     assert (await talk(context={"max_turns": 1})).stop_reason is StopReason.MAX_TURNS
     assert (await talk("What is 2 + 3?")).answer == boxed(5)
@@ -131,7 +157,9 @@ async def test_a_turn_that_reached_a_limit_is_followed(store: RunStore, environm
     ]
 
 
-async def test_a_turn_that_failed_is_followed(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_turn_that_failed_is_followed(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     def fails_once(messages: Sequence[BaseMessage]) -> str:
         if messages[-1].text == ASKED.prompt:
             raise ValueError("no luck")
@@ -168,10 +196,16 @@ async def test_a_turn_that_was_stopped_is_given_up_or_gone_on_with(
     assert talk.engine.calls == asked + 2, "nothing is sampled for the turn that is given up"
     trajectory = await checked(store)
     assert trajectory.turns[1].before.status is RunStatus.ABORTED
-    assert [call.status for call in trajectory.tool_calls] == [ToolStatus.OK, ToolStatus.INFRASTRUCTURE, ToolStatus.OK]
+    assert [call.status for call in trajectory.tool_calls] == [
+        ToolStatus.OK,
+        ToolStatus.INFRASTRUCTURE,
+        ToolStatus.OK,
+    ]
 
 
-async def test_a_fork_between_turns_is_talked_on(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_fork_between_turns_is_talked_on(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     talk = Talk(store, environment)
     await talk()
     await talk("What is 2 + 3?")
@@ -255,21 +289,34 @@ async def _said_and_killed(where: str, text: str | None, moment: str) -> None:
 
 @pytest.mark.parametrize("moment", ["input", "model"])
 def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
-    """kill -9 between what is said and what is done about it, and in the middle: nothing is said or sampled twice."""
+    """kill -9 between what is said and what is done about it, and in the middle: nothing is said or
+    sampled twice.
+    """
     where = str(tmp_path / "store.db")
     assert in_a_child(where, ASKED.prompt) == 0
     assert in_a_child(where, "What is 2 + 3?", moment) == -signal.SIGKILL
     assert in_a_child(where, None) == 0
     again = ["5"] if moment == "model" else []
-    assert Path(f"{where}.log").read_text().splitlines() == [ASKED.prompt, "42", "What is 2 + 3?", "5", *again]
+    assert Path(f"{where}.log").read_text().splitlines() == [
+        ASKED.prompt,
+        "42",
+        "What is 2 + 3?",
+        "5",
+        *again,
+    ]
     with open_store(where) as store:
         trajectory = asyncio.run(checked(store))
         assert trajectory.answer == boxed(5) and len(trajectory.calls) == 4
-        assert [text for kind, text in said(store) if kind == "human"] == [ASKED.prompt, "What is 2 + 3?"]
+        assert [text for kind, text in said(store) if kind == "human"] == [
+            ASKED.prompt,
+            "What is 2 + 3?",
+        ]
 
 
 def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
-    """A research in a process of its own, which kills itself when both searches have found, or when it writes."""
+    """A research in a process of its own, which kills itself when both searches have found, or when
+    it writes.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -304,9 +351,13 @@ async def _researched(where: str, wiki: str, dies_at: str) -> None:
 
 @pytest.mark.parametrize("dies_at", ["read", "write"])
 def test_a_research_is_gone_on_with_when_its_wiki_is_gone(dies_at: str, tmp_path: Path) -> None:
-    """What was read is on record; what was not is asked for, and that nobody answers is an outcome of the call."""
+    """What was read is on record; what was not is asked for, and that nobody answers is an outcome
+    of the call.
+    """
     (pages := tmp_path / "pages").mkdir()
-    (pages / "Blue whale.txt").write_text("The largest animal. Reaching a length of 29.9 m, it is heavy.")
+    (pages / "Blue whale.txt").write_text(
+        "The largest animal. Reaching a length of 29.9 m, it is heavy."
+    )
     (pages / "Krill.txt").write_text("Small and many. They feed near the surface at night.")
     where = str(tmp_path / "store.db")
     with LocalWiki(pages) as wiki:
@@ -317,7 +368,13 @@ def test_a_research_is_gone_on_with_when_its_wiki_is_gone(dies_at: str, tmp_path
         outcomes = {call.name: call.status for call in trajectory.tool_calls}
         away = ToolStatus.INFRASTRUCTURE if dies_at == "read" else ToolStatus.OK
         assert outcomes == {"wiki_search": ToolStatus.OK, "wiki_page": away}
-        said = "The sources do not answer this. It is away." if dies_at == "read" else "It is 29.9 m long [1]."
+        said = (
+            "The sources do not answer this. It is away."
+            if dies_at == "read"
+            else "It is 29.9 m long [1]."
+        )
         assert trajectory.answer is not None and trajectory.answer.startswith(said)
-        reached = [c.content for c in trajectory.tool_calls if c.status is ToolStatus.INFRASTRUCTURE]
+        reached = [
+            c.content for c in trajectory.tool_calls if c.status is ToolStatus.INFRASTRUCTURE
+        ]
         assert all(f"{wiki.url} cannot be reached" in content for content in reached)

@@ -1,4 +1,6 @@
-"""A user's own model and tools are asked once: killed at any moment and resumed, nothing is asked again."""
+"""A user's own model and tools are asked once: killed at any moment and resumed, nothing is asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,20 @@ from hrm_agent.trajectory.lint import lint
 
 pytestmark = pytest.mark.whole
 
-MOMENTS = ["model 1", "asked", "paid under pay:o-1", "model 4", "streamed", "read", "look 1", "looked", "paid again"]
-INTERRUPTED = {moment: moment for moment in ("model 1", "paid under pay:o-1", "model 4", "look 1")} | {
-    "streamed": "model 4"
-}
+MOMENTS = [
+    "model 1",
+    "asked",
+    "paid under pay:o-1",
+    "model 4",
+    "streamed",
+    "read",
+    "look 1",
+    "looked",
+    "paid again",
+]
+INTERRUPTED = {
+    moment: moment for moment in ("model 1", "paid under pay:o-1", "model 4", "look 1")
+} | {"streamed": "model 4"}
 """Moments in the middle of a call, and the call: it is the only one that is made again."""
 CALLS = Counter({"model 1": 1, "paid under pay:o-1": 1, "model 4": 1, "look 1": 2})
 
@@ -39,7 +51,10 @@ def run(folder: Path, moment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "moment",
-    [pytest.param(m, marks=() if m in ("paid under pay:o-1", "streamed") else pytest.mark.slow) for m in MOMENTS],
+    [
+        pytest.param(m, marks=() if m in ("paid under pay:o-1", "streamed") else pytest.mark.slow)
+        for m in MOMENTS
+    ],
 )
 async def test_killed_and_gone_on_with(moment: str, tmp_path: Path) -> None:
     assert run(tmp_path, moment).returncode == -9
@@ -51,7 +66,10 @@ async def test_killed_and_gone_on_with(moment: str, tmp_path: Path) -> None:
     with open_store(tmp_path / "store.db") as store:
         (trajectory,) = store.journal.trajectories()
         assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
-        assert [call.response["content"].strip() for call in trajectory.calls] == ["I pay.", "Bought."]
+        assert [call.response["content"].strip() for call in trajectory.calls] == [
+            "I pay.",
+            "Bought.",
+        ]
         paid = [call for call in trajectory.tool_calls if call.name == "pay"]
         assert {(call.status, call.content, call.idempotency_key) for call in paid} == {
             (ToolStatus.OK, "paid o-1", "pay:o-1")

@@ -1,4 +1,6 @@
-"""Every form of graph runs, is recorded by its name, and is replayed, forked and resumed as it was run."""
+"""Every form of graph runs, is recorded by its name, and is replayed, forked and resumed as it was
+run.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,17 @@ def test_a_factory_is_run_and_replayed(name: str, answer: str) -> None:
     assert main(["replay", "t"]) == main(["fork", "t", "--run"]) == main(["history", "t"]) == 0
 
 
-def test_what_a_factory_reads_from_the_config_is_recorded_and_given_again(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("--graph", f"{FORMS}:configured", "--config", "greeting=hello", "--config", 'more={"a": [1, 2]}')
+def test_what_a_factory_reads_from_the_config_is_recorded_and_given_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = (
+        "--graph",
+        f"{FORMS}:configured",
+        "--config",
+        "greeting=hello",
+        "--config",
+        'more={"a": [1, 2]}',
+    )
     assert run("you", *given).answer == "hello to you"
     assert main(["replay", "t"]) == main(["resume", "t"]) == 0
     assert main(["fork", "t", "--at", "1", "--run", "--json"]) == 0
@@ -69,12 +80,16 @@ def test_what_a_factory_reads_from_the_config_is_recorded_and_given_again(capsys
     assert "null" in capsys.readouterr().err
 
 
-async def test_a_context_is_open_while_its_graph_runs(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_context_is_open_while_its_graph_runs(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     forms.opened.clear()
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         task = TaskRef(id="1", family="test", prompt="hi")
-        trajectory = await runner.run(Episode(task, "t", graph=forms.around), lambda *_: forms.opened.append("step"))
+        trajectory = await runner.run(
+            Episode(task, "t", graph=forms.around), lambda *_: forms.opened.append("step")
+        )
     assert forms.opened == ["open", "step", "close"] and trajectory.graph == f"{FORMS}:around"
 
 
@@ -82,13 +97,19 @@ def test_a_state_of_any_shape_is_given_as_json_and_the_answer_is_where_it_is_sai
     Path("input.json").write_text(json.dumps(INPUT))
     where = ("--graph", f"{FORMS}:report", "--answer-path", "sections[0].text")
     first = run("--input", json.dumps(INPUT), *where)
-    second = run("--input", "@input.json", *where, "--context", "allow_clarification=false", thread="second")
+    second = run(
+        "--input", "@input.json", *where, "--context", "allow_clarification=false", thread="second"
+    )
     assert first.answer == "whales at 3, clarifying True" and first.task.prompt == json.dumps(INPUT)
-    assert second.answer == "whales at 3, clarifying False", "an option that the nodes read from the config"
+    assert second.answer == "whales at 3, clarifying False", (
+        "an option that the nodes read from the config"
+    )
     assert main(["replay", "--check", "runs/store.db"]) == main(["resume", "second"]) == 0
     assert run("--input", "[1, 2, 3]", "--graph", f"{FORMS}:workflow", thread="third").answer == "6"
     said = json.dumps({"messages": [{"role": "user", "content": "6 * 7?"}]})
-    talked = run("--input", said, "--graph", "tests.support.graphs.own_agent:graph", thread="fourth")
+    talked = run(
+        "--input", said, "--graph", "tests.support.graphs.own_agent:graph", thread="fourth"
+    )
     assert (talked.task.prompt, talked.answer) == ("6 * 7?", "It is 42.")
 
 
@@ -98,33 +119,55 @@ def test_a_state_of_any_shape_is_given_as_json_and_the_answer_is_where_it_is_sai
         (["--graph", f"{FORMS}:two", "x"], "takes (one, other)"),
         (["--graph", f"{FORMS}:_write", "x"], "takes (state, config)"),
         (["--graph", f"{FORMS}:report", "x"], "Give the input as JSON"),
-        (["--graph", f"{FORMS}:report", "--input", '{"topics": 1}'], "no field 'topics'. Did you mean 'topic'?"),
+        (
+            ["--graph", f"{FORMS}:report", "--input", '{"topics": 1}'],
+            "no field 'topics'. Did you mean 'topic'?",
+        ),
         (["--graph", f"{FORMS}:report", "--input", "{"], "--input is not JSON"),
         (["--graph", f"{FORMS}:report", "--input", '{"topic": NaN}'], "NaN is no number of JSON"),
         (["--graph", f"{FORMS}:report", "--input", "[1]"], "an object with fields, and no list"),
         (["--graph", f"{FORMS}:report", "--input", "@none.json"], "none.json cannot be read"),
-        (["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "sections["], "no place in a state"),
-        (["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "section.0"], "no field 'section'"),
-        (["--graph", f"{FORMS}:report", "--input", "{}", "--context", "depth=3"], "no option 'depth'"),
+        (
+            ["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "sections["],
+            "no place in a state",
+        ),
+        (
+            ["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "section.0"],
+            "no field 'section'",
+        ),
+        (
+            ["--graph", f"{FORMS}:report", "--input", "{}", "--context", "depth=3"],
+            "no option 'depth'",
+        ),
         (["--graph", f"{FORMS}:plain", "x", "--context", "depth=3"], "no option 'depth'"),
         (["--graph", "(LangGraph)", "x"], "--graph package.module:attribute"),
         ([], "Which task?"),
     ],
 )
-def test_mistakes_are_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-async def test_a_graph_object_is_run_where_a_name_is(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_graph_object_is_run_where_a_name_is(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     inside = StateGraph(MessagesState)
     inside.add_node("answer", lambda state: {"messages": [AIMessage("inside")]})
     inside.add_edge(START, "answer")
-    graphs: dict[str, Any] = {"object": own_agent.graph, "builder": own_agent.builder, "inside": inside}
+    graphs: dict[str, Any] = {
+        "object": own_agent.graph,
+        "builder": own_agent.builder,
+        "inside": inside,
+    }
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         task = TaskRef(id="1", family="test", prompt="6 * 7?")
-        found = await runner.run_all(Episode(task, name, graph=graph) for name, graph in graphs.items())
+        found = await runner.run_all(
+            Episode(task, name, graph=graph) for name, graph in graphs.items()
+        )
     assert [t.answer for t in found] == ["It is 42.", "It is 42.", "inside"]
     own = "tests.support.graphs.own_agent"
     assert [t.graph for t in found] == [f"{own}:graph", f"{own}:builder", "(StateGraph)"]
@@ -141,10 +184,20 @@ def replay_of(store: RunStore, thread: str, graph: Any) -> bool:
 
     with ThreadPoolExecutor(1) as pool:
         assert asyncio.get_running_loop()
-        return pool.submit(replay, store, thread, graph=load_graph(graph) if graph else None).result().equal
+        return (
+            pool.submit(replay, store, thread, graph=load_graph(graph) if graph else None)
+            .result()
+            .equal
+        )
 
 
 def test_paths_into_a_state() -> None:
     state = {"report": {"sections": [{"text": "one"}, {"text": AIMessage("two")}]}, "n": 3}
-    paths = ["report.sections.0.text", "$.report['sections'][-1].text", "n", "report.sections.5", "none.at.all"]
+    paths = [
+        "report.sections.0.text",
+        "$.report['sections'][-1].text",
+        "n",
+        "report.sections.5",
+        "none.at.all",
+    ]
     assert [text_at(state, path) for path in paths] == ["one", "two", "3", None, None]

@@ -1,7 +1,9 @@
-"""`kill -9` at any moment: nothing that had finished runs again, nothing is missing, nothing is doubled.
+"""`kill -9` at any moment: nothing that had finished runs again, nothing is missing, nothing is
+doubled.
 
-What was asked is counted outside the killed process, in a log that the engine, the sandbox and the nodes append to.
-What had finished is read from the store between two kills. In the end the record is that of a run that nobody touched.
+What was asked is counted outside the killed process, in a log that the engine, the sandbox and the
+nodes append to. What had finished is read from the store between two kills. In the end the record
+is that of a run that nobody touched.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def test_killed_forks(durability: Durability, driver: Driver, tmp_path: Path) ->
     plan = plan_in(tmp_path / "killed", tasks=4, sandbox=False, durability=durability)
     untouched = untouched_record(driver, plan, tmp_path / "alone")
     moments = [12, 0, 7, 1, 19, 0, 15]
-    assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(moments)
+    assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(
+        moments
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,11 +71,14 @@ def test_killed_forks(durability: Durability, driver: Driver, tmp_path: Path) ->
 def test_the_most_that_a_kill_repeats(
     durability: Durability, further: int, lost: dict[str, int], driver: Driver, tmp_path: Path
 ) -> None:
-    """Exactly what had begun and was not on record: 8 tasks with 2 branches, each of which asks a model for the second
-    time. With durability `calls` the tool calls before that go with the next commit, which never comes; or it is that
-    of the first answers, with which one task goes on to its third branch (`further`).
+    """Exactly what had begun and was not on record: 8 tasks with 2 branches, each of which asks a
+    model for the second time. With durability `calls` the tool calls before that go with the next
+    commit, which never comes; or it is that of the first answers, with which one task goes on to
+    its third branch (`further`).
     """
-    plan = plan_in(tmp_path / "killed", graphs=("reasoning",), tasks=8, sandbox=False, durability=durability)
+    plan = plan_in(
+        tmp_path / "killed", graphs=("reasoning",), tasks=8, sandbox=False, durability=durability
+    )
     assert killed(driver.start, replace(plan, gathers=True, dies_at=8 + 3 * 16 + further))
     asked, before = log_of(plan), done_in(plan)
     assert cut_short(plan, asked, before) == lost
@@ -83,7 +90,9 @@ def test_the_most_that_a_kill_repeats(
 
 
 def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None:
-    """With their sandbox. SIGTERM is what a scheduler sends before it kills: a process ends of it as of a kill."""
+    """With their sandbox. SIGTERM is what a scheduler sends before it kills: a process ends of it
+    as of a kill.
+    """
     plan = plan_in(tmp_path / "killed", tasks=2)
     untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
     for number in (signal.SIGKILL, signal.SIGTERM):

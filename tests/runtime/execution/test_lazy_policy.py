@@ -1,4 +1,6 @@
-"""Graphs with models of their own need no policy; where one is asked all the same, it is loaded then."""
+"""Graphs with models of their own need no policy; where one is asked all the same, it is loaded
+then.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from hrm_agent.cli.main import main
 from hrm_agent.models import policy
-from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for, policy_of_record
+from hrm_agent.runtime.execution.lazy_policy import (
+    model_that_answered,
+    policy_for,
+    policy_of_record,
+)
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, Trajectory
 from tests.support.graphs.own_agent import HostedModel
@@ -55,7 +61,9 @@ def recorded() -> list[Trajectory]:
         return list(store.journal.trajectories())
 
 
-def test_a_graph_with_its_own_model_is_run_without_torch_and_named_by_who_answered(capsys: Any) -> None:
+def test_a_graph_with_its_own_model_is_run_without_torch_and_named_by_who_answered(
+    capsys: Any,
+) -> None:
     program = f"""
 import sys
 from hrm_agent.cli.main import main
@@ -69,16 +77,38 @@ print(sorted({{"torch", "transformers"}} & sys.modules.keys()))
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().splitlines()[-1] == "[]"
     assert {t.policy for t in recorded()} == {"HostedModel"} and len(recorded()) == 2
-    assert main(["show", "t", "--store", "runs/store.db"]) == main(["history", "--store", "runs/store.db"]) == 0
+    assert (
+        main(["show", "t", "--store", "runs/store.db"])
+        == main(["history", "--store", "runs/store.db"])
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "builtin:trained" not in shown and shown.count("HostedModel") >= 3
 
 
 def test_a_policy_that_a_node_asks_is_loaded_then_and_is_the_records(capsys: Any) -> None:
-    assert main(["run", "1 + 1", "--graph", f"{HERE}:both", "--seed", "1", "--max-tokens", "8", "--json"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "1 + 1",
+                "--graph",
+                f"{HERE}:both",
+                "--seed",
+                "1",
+                "--max-tokens",
+                "8",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["policy"] == "builtin:trained"
     (trajectory,) = recorded()
-    assert sorted(call.model for call in trajectory.calls) == ["HostedModel"] * 3 + ["builtin:trained"] * 2
+    assert (
+        sorted(call.model for call in trajectory.calls)
+        == ["HostedModel"] * 3 + ["builtin:trained"] * 2
+    )
     assert len(trajectory.policy_calls) == 2
 
 

@@ -1,4 +1,6 @@
-"""What a graph holds beside its state: rollouts share none of it, and a store in memory comes back with its thread."""
+"""What a graph holds beside its state: rollouts share none of it, and a store in memory comes back
+with its thread.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ def cached(cache: BaseCache[Any]) -> Any:
 
 
 def cached_inside(cache: BaseCache[Any]) -> Any:
-    return StateGraph(MessagesState).add_node("inner", cached(cache)).add_edge(START, "inner").compile()
+    return (
+        StateGraph(MessagesState)
+        .add_node("inner", cached(cache))
+        .add_edge(START, "inner")
+        .compile()
+    )
 
 
 def cached_in_a_node(cache: BaseCache[Any]) -> Any:
@@ -75,14 +82,20 @@ def cached_task(cache: BaseCache[Any]) -> Any:
 
 
 def with_saver(cache: BaseCache[Any]) -> Any:
-    found = StateGraph(MessagesState).add_node("think", think, cache_policy=SAME).add_edge(START, "think")
+    found = (
+        StateGraph(MessagesState)
+        .add_node("think", think, cache_policy=SAME)
+        .add_edge(START, "think")
+    )
     return found.compile(cache=cache, checkpointer=InMemorySaver())
 
 
 def rollouts(graph: Any, count: int = ROLLOUTS) -> list[Episode]:
     names = [f"run/{index}" for index in range(count)]
     return [
-        Episode(TASK, name, graph=graph, run_id="run", group_id="run/1", sample_index=index, seed=index)
+        Episode(
+            TASK, name, graph=graph, run_id="run", group_id="run/1", sample_index=index, seed=index
+        )
         for index, name in enumerate(names)
     ]
 
@@ -91,12 +104,20 @@ async def run_all(
     store: RunStore, environment: LocalEnvironment, episodes: list[Episode], **options: Any
 ) -> list[Trajectory]:
     with ScriptedEngine(lambda _: "42") as engine:
-        return await EpisodeRunner(store, engine, "scripted", environment, **options).run_all(episodes, concurrency=1)
+        return await EpisodeRunner(store, engine, "scripted", environment, **options).run_all(
+            episodes, concurrency=1
+        )
 
 
-@pytest.mark.parametrize("of", [InMemoryCache, lambda: SqliteCache(path=":memory:")], ids=["memory", "database"])
-@pytest.mark.parametrize("build", [cached, cached_inside, cached_in_a_node, cached_task, with_saver])
-async def test_rollouts_share_no_cache(store: RunStore, environment: LocalEnvironment, build: Any, of: Any) -> None:
+@pytest.mark.parametrize(
+    "of", [InMemoryCache, lambda: SqliteCache(path=":memory:")], ids=["memory", "database"]
+)
+@pytest.mark.parametrize(
+    "build", [cached, cached_inside, cached_in_a_node, cached_task, with_saver]
+)
+async def test_rollouts_share_no_cache(
+    store: RunStore, environment: LocalEnvironment, build: Any, of: Any
+) -> None:
     found = await run_all(store, environment, rollouts(build(of())))
     assert [len(each.calls) for each in found] == [1] * ROLLOUTS
     assert [lint(each) for each in found] == [[]] * ROLLOUTS
@@ -112,14 +133,20 @@ async def test_a_cache_that_rollouts_are_told_to_share_answers_the_others(
     assert [len(each.calls) for each in found] == [1, 0, 0]
 
 
-async def test_single_runs_of_a_process_share_their_cache(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_single_runs_of_a_process_share_their_cache(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     graph = cached(InMemoryCache())
-    found = await run_all(store, environment, [Episode(TASK, name, graph=graph) for name in ("one", "two")])
+    found = await run_all(
+        store, environment, [Episode(TASK, name, graph=graph) for name in ("one", "two")]
+    )
     assert [len(each.calls) for each in found] == [1, 0]
 
 
 def counting(memories: BaseStore | None, *, holds: InMemoryStore | None = None) -> Any:
-    """Answers how often it was asked, as far as its memories go. `holds`: asked in place of its own store."""
+    """Answers how often it was asked, as far as its memories go. `holds`: asked in place of its own
+    store.
+    """
 
     async def count(_: MessagesState, *, store: BaseStore) -> dict[str, Any]:
         asked = holds if holds is not None else store
@@ -128,7 +155,12 @@ def counting(memories: BaseStore | None, *, holds: InMemoryStore | None = None) 
         await asked.aput(("user", "1"), "asked", {"number": number})
         return {"messages": [await policy().ainvoke([("user", f"asked for the {number}. time")])]}
 
-    return StateGraph(MessagesState).add_node("count", count).add_edge(START, "count").compile(store=memories)
+    return (
+        StateGraph(MessagesState)
+        .add_node("count", count)
+        .add_edge(START, "count")
+        .compile(store=memories)
+    )
 
 
 def asked(trajectory: Trajectory) -> list[str]:
@@ -144,7 +176,9 @@ async def test_rollouts_begin_with_what_the_program_put_into_its_store(
     graph = counting(memories) if held_by == "graph" else counting(None, holds=memories)
     found = await run_all(store, environment, rollouts(graph))
     assert [asked(each) for each in found] == [["asked for the 5. time"]] * ROLLOUTS
-    assert (item := memories.get(("user", "1"), "asked")) is not None and item.value == {"number": 4}
+    assert (item := memories.get(("user", "1"), "asked")) is not None and item.value == {
+        "number": 4
+    }
 
 
 async def test_a_store_on_a_database_is_refused_for_rollouts_alone(
@@ -157,7 +191,12 @@ async def test_a_store_on_a_database_is_refused_for_rollouts_alone(
             store.put(("user", "1"), "asked", {"number": 1})
             return {"messages": [("ai", "1")]}
 
-        graph = StateGraph(MessagesState).add_node("count", count).add_edge(START, "count").compile(store=memories)
+        graph = (
+            StateGraph(MessagesState)
+            .add_node("count", count)
+            .add_edge(START, "count")
+            .compile(store=memories)
+        )
         with pytest.raises(ConfigError, match=r"SqliteStore.*--share-memory"):
             await run_all(store, environment, rollouts(graph))
         assert not store.threads()
@@ -165,13 +204,17 @@ async def test_a_store_on_a_database_is_refused_for_rollouts_alone(
         await run_all(store, environment, rollouts(graph), share_memory=True)
 
 
-async def turns(store: RunStore, environment: LocalEnvironment, thread: str, count: int, **options: Any) -> Trajectory:
+async def turns(
+    store: RunStore, environment: LocalEnvironment, thread: str, count: int, **options: Any
+) -> Trajectory:
     """Each turn with a graph of its own, as each process has."""
     found: Trajectory | None = None
     with ScriptedEngine(lambda _: "42") as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         for _ in range(count):
-            episode = Episode(TASK, thread, graph=counting(options["own"]() if "own" in options else None))
+            episode = Episode(
+                TASK, thread, graph=counting(options["own"]() if "own" in options else None)
+            )
             found = await runner.run(episode, **({"say": "and now?"} if found is not None else {}))
     assert found is not None
     return found
@@ -192,7 +235,11 @@ async def test_a_thread_has_its_memories_in_a_later_process(
         with ScriptedEngine(lambda _: "42") as engine:
             runner = EpisodeRunner(store, engine, "scripted", environment)
             episode = Episode(TASK, name, graph=counting(None))
-            ended = await runner.run(episode) if name == "early" else await runner.run(episode, say="again?")
+            ended = (
+                await runner.run(episode)
+                if name == "early"
+                else await runner.run(episode, say="again?")
+            )
         assert asked(ended) == [*heard, f"asked for the {len(heard) + 1}. time"]
         assert (await replay_async(store, name, graph=counting(None))).equal
 
@@ -218,7 +265,9 @@ async def test_what_was_deleted_stays_so_and_what_was_put_can_be_searched(
 
         graph = StateGraph(MessagesState).add_node("put", put).add_node("look", look)
         graph = graph.add_edge(START, "put").add_edge("put", "look")
-        return graph.compile(store=InMemoryStore(index={"dims": 2, "embed": embed, "fields": ["text"]}))
+        return graph.compile(
+            store=InMemoryStore(index={"dims": 2, "embed": embed, "fields": ["text"]})
+        )
 
     with ScriptedEngine(lambda _: "") as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -227,11 +276,14 @@ async def test_what_was_deleted_stays_so_and_what_was_put_can_be_searched(
     assert ended.answer == "[('kept', True), ('unsearched', False)]"
 
 
-async def test_what_another_run_has_changed_since_stands(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_what_another_run_has_changed_since_stands(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     memories = InMemoryStore()
     with ScriptedEngine(lambda _: "42") as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        await runner.run(Episode(TASK, "a", graph=counting(InMemoryStore())))  # in an earlier process
+        # in an earlier process
+        await runner.run(Episode(TASK, "a", graph=counting(InMemoryStore())))
         graph = counting(memories)
         for name in ("b", "c"):
             await runner.run(Episode(TASK, name, graph=graph))
@@ -257,7 +309,9 @@ async def test_what_no_record_can_hold_is_told(
     assert "a later process will not find it" in caplog.text and "Opaque" in caplog.text
 
 
-async def test_pruned_checkpoints_leave_the_memories(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_pruned_checkpoints_leave_the_memories(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await turns(store, environment, "t", 2)
     store.checkpointer.prune(["t"])
     assert list(verify(store)) == []

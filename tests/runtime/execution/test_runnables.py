@@ -1,4 +1,6 @@
-"""Runnables, workflows that declare no input, subgraphs without checkpoints, graphs that want a store."""
+"""Runnables, workflows that declare no input, subgraphs without checkpoints, graphs that want a
+store.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ around = RunnableLambda(lambda given: {"messages": given["messages"]}) | inner |
 
 async def run(store: RunStore, environment: LocalEnvironment, graph: Any) -> Trajectory:
     with ScriptedEngine([]) as nobody:
-        return await EpisodeRunner(store, nobody, "hosted", environment).run(Episode(TASK, "t", graph=graph))
+        return await EpisodeRunner(store, nobody, "hosted", environment).run(
+            Episode(TASK, "t", graph=graph)
+        )
 
 
 @pytest.mark.parametrize(("name", "calls"), [("chain", 1), ("around", 2)])
@@ -63,7 +67,11 @@ async def test_it_is_recorded_and_replayed(
 ) -> None:
     named = f"{__name__}:{name}"
     done = await run(store, environment, globals()[name] if by == "object" else named)
-    assert (done.status, done.graph, len(done.calls)) == (RunStatus.COMPLETED, named, calls), done.error
+    assert (done.status, done.graph, len(done.calls)) == (
+        RunStatus.COMPLETED,
+        named,
+        calls,
+    ), done.error
     assert done.calls[0].request is not None and "6 * 7" in str(done.calls[0].request)
     if name == "around":
         assert done.answer == "[{'text': 'It is 42.'}]", "what no schema declares is kept as JSON"
@@ -92,7 +100,9 @@ def test_a_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_that_is_edited_is_looked_at_for_every_graph_and_an_installed_one_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A web program that compiles a graph for each request must not pay for every library that it has imported."""
+    """A web program that compiles a graph for each request must not pay for every library that it
+    has imported.
+    """
     theirs = ModuleType("theirs")
     theirs.graph = None
     monkeypatch.setitem(sys.modules, "theirs", theirs)
@@ -121,7 +131,9 @@ class Asked(TypedDict):
 
 
 def test_the_task_has_a_place_in_every_input() -> None:
-    message = HumanMessage(TASK.prompt, id=first_input(load_graph(inner), TASK, "t")["messages"][0].id)
+    message = HumanMessage(
+        TASK.prompt, id=first_input(load_graph(inner), TASK, "t")["messages"][0].id
+    )
     undeclared = {"messages": [message], "input": TASK.prompt}
     for taken, given in [
         (str, TASK.prompt),
@@ -169,8 +181,15 @@ async def test_a_graph_that_asks_for_a_store_has_one_of_its_own_in_each_run(
             assert (await replay_async(store, thread, graph=graph)).equal
 
 
-def test_what_a_reducer_takes_besides_messages_does_not_end_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    said: Runnable[Any, Any] | Any = [AIMessage("Yes."), {"op": "delete", "target": "1"}, ("user", "And?"), 7]
+def test_what_a_reducer_takes_besides_messages_does_not_end_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said: Runnable[Any, Any] | Any = [
+        AIMessage("Yes."),
+        {"op": "delete", "target": "1"},
+        ("user", "And?"),
+        7,
+    ]
     Printer(Output(as_json=False)).update((), {"node": {"messages": said}})
     told = capsys.readouterr().out
     assert "Yes." in told and "And?" in told and "delete" not in told
@@ -189,8 +208,14 @@ async def test_a_model_that_is_asked_as_older_chains_do_is_recorded_and_the_poli
 
     with ScriptedEngine(["forty-two"]) as engine:
         runner = EpisodeRunner(store, engine, "policy", environment, stand_in=stand_in)
-        done = await runner.run(Episode(TASK, "t", graph=RunnableLambda(ask).with_types(input_type=str)))
-    assert (done.answer == "forty-two", done.trainable, len(done.calls)) == (stand_in, stand_in, 1), done.error
+        done = await runner.run(
+            Episode(TASK, "t", graph=RunnableLambda(ask).with_types(input_type=str))
+        )
+    assert (done.answer == "forty-two", done.trainable, len(done.calls)) == (
+        stand_in,
+        stand_in,
+        1,
+    ), done.error
 
 
 PROGRAM = """
@@ -210,7 +235,11 @@ if __name__ == "__main__":
         ("graph = builder.compile()", "graph", "graph"),
         ("graph = builder.compile()", "builder.compile()", "graph"),
         ("", "builder.compile()", "builder"),
-        ("graph = builder.compile()\nbound = graph.with_config(tags=['a'])", "graph.with_config(tags=['b'])", "graph"),
+        (
+            "graph = builder.compile()\nbound = graph.with_config(tags=['a'])",
+            "graph.with_config(tags=['b'])",
+            "graph",
+        ),
     ],
 )
 def test_a_program_s_graph_is_named_by_what_an_import_of_its_file_finds(

@@ -1,4 +1,6 @@
-"""Tasks that bring the graph's whole input: given as it is, under ids that stay, and followed by further turns."""
+"""Tasks that bring the graph's whole input: given as it is, under ids that stay, and followed by
+further turns.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Sum(TypedDict):
     answer: str
 
 
-adder = StateGraph(Sum).add_node("add", lambda state: {"answer": "3"}).add_edge(START, "add").compile()
+adder = (
+    StateGraph(Sum).add_node("add", lambda state: {"answer": "3"}).add_edge(START, "add").compile()
+)
 
 
 def task(**inputs: Any) -> TaskRef:
@@ -54,7 +58,9 @@ def test_messages_have_the_same_ids_each_time() -> None:
 
 def test_a_name_without_a_place_is_told() -> None:
     assert first_input(adder, task(left=1, right=2), "t") == {"left": 1, "right": 2}
-    with pytest.raises(ConfigError, match=r"no field 'rigth'.*Did you mean 'right'.*left, right, answer"):
+    with pytest.raises(
+        ConfigError, match=r"no field 'rigth'.*Did you mean 'right'.*left, right, answer"
+    ):
         first_input(adder, task(left=1, rigth=2), "t")
 
 

@@ -71,10 +71,16 @@ WHALE = {"name": "whale", "length": 30}
 def test_fields_get_the_objects_that_they_declare() -> None:
     notes = {"zoo": {"animals": [WHALE]}}
     said = [{"role": "user", "content": "a"}]
-    task = asked(zoo={"animals": [WHALE]}, newest=WHALE, by_name={"w": WHALE}, notes=notes, said=said)
+    task = asked(
+        zoo={"animals": [WHALE]}, newest=WHALE, by_name={"w": WHALE}, notes=notes, said=said
+    )
     found = first_input(graph_of(Keeper), task, "t")
     whale = Animal(name="whale", length=30)
-    assert found["zoo"] == Zoo([whale]) and found["newest"] == whale and found["by_name"] == {"w": whale}
+    assert (
+        found["zoo"] == Zoo([whale])
+        and found["newest"] == whale
+        and found["by_name"] == {"w": whale}
+    )
     assert found["notes"] == notes and found["said"] == said, "as LangGraph takes them"
     assert first_input(graph_of(Keeper), asked(newest=None), "t") == {"newest": None}
 
@@ -84,7 +90,9 @@ async def test_nodes_see_them_and_the_run_is_replayed(
     state: Any, store: RunStore, environment: LocalEnvironment
 ) -> None:
     graph = graph_of(state)
-    inputs = {"zoo": {"animals": [WHALE, {"name": "seal"}]}} | ({"answer": ""} if state is Whole else {})
+    inputs = {"zoo": {"animals": [WHALE, {"name": "seal"}]}} | (
+        {"answer": ""} if state is Whole else {}
+    )
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         done = await runner.run(Episode(asked(**inputs), "t", graph=graph))
@@ -95,10 +103,18 @@ async def test_nodes_see_them_and_the_run_is_replayed(
 @pytest.mark.parametrize(
     ("state", "inputs", "said"),
     [
-        (Keeper, {"zoo": {"animals": [{"name": "eel", "length": "long"}]}}, r"'zoo.animals.0.length'.*not 'long'"),
+        (
+            Keeper,
+            {"zoo": {"animals": [{"name": "eel", "length": "long"}]}},
+            r"'zoo.animals.0.length'.*not 'long'",
+        ),
         (Keeper, {"newest": {"length": 2}}, r"'newest.name'.*Field required"),
         (Visit, {"zoo": ["eel"]}, r"'zoo'.*not \['eel'\]"),
-        (Whole, {"zoo": {"animals": [{"name": "eel", "length": -1}]}}, r"'zoo.animals.0.length'.*greater than 0"),
+        (
+            Whole,
+            {"zoo": {"animals": [{"name": "eel", "length": -1}]}},
+            r"'zoo.animals.0.length'.*greater than 0",
+        ),
         (Whole, {"zoo": {}, "count": "many"}, r"'count'.*not 'many'"),
     ],
 )

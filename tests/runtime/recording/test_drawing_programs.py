@@ -1,4 +1,6 @@
-"""What the nodes of a recorded program draw: given back by a replay where it was asked to be recorded."""
+"""What the nodes of a recorded program draw: given back by a replay where it was asked to be
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def test_draws_of_a_program_are_given_back(tmp_path: Path) -> None:
         first, second = graph.invoke({"input": "a"}), graph.invoke({"input": "b"})
     assert first["output"] != second["output"]
     with open_store(tmp_path / "x.db") as store:
-        assert [replay(store, header.id).equal for header in store.journal.headers()] == [True, True]
+        assert [replay(store, header.id).equal for header in store.journal.headers()] == [
+            True,
+            True,
+        ]
 
 
 PROGRAM = """
@@ -60,7 +65,10 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("draws", [(), ("--draws",)])
 def test_a_replay_that_differs_by_what_a_node_drew_says_how_to_record_it(
-    draws: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    draws: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     root = str(Path(__file__).parents[3])
@@ -71,7 +79,9 @@ def test_a_replay_that_differs_by_what_a_node_drew_says_how_to_record_it(
     for what in ("clock", "words"):
         assert main(["replay", what, "--store", "x.db"]) == (0 if draws else 1)
         said = capsys.readouterr().out
-        assert ("hrm-agent record --draws" in said) is ("HRM_AGENT_DRAWS=1" in said) is not bool(draws)
+        assert (
+            ("hrm-agent record --draws" in said) is ("HRM_AGENT_DRAWS=1" in said) is not bool(draws)
+        )
     monkeypatch.setenv("SAID", "said now")
     assert main(["replay", "none", "--store", "x.db"]) == 1
     assert "took anew" not in capsys.readouterr().out
@@ -94,10 +104,17 @@ with record("x.db", draws=True):
 
 
 def test_a_program_that_has_replaced_its_clock_keeps_it(tmp_path: Path) -> None:
-    """As freezegun does, or a test; the clock is exchanged in C, and a function of Python there ended the process."""
+    """As freezegun does, or a test; the clock is exchanged in C, and a function of Python there
+    ended the process.
+    """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     ran = subprocess.run(
-        [sys.executable, "-c", REPLACED], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", REPLACED],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) > 1e9 and "The program has replaced time.time:" in ran.stderr

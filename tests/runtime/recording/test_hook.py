@@ -1,4 +1,6 @@
-"""Programs that nobody edits, recorded by `hrm-agent record -- COMMAND`: scripts, modules, tests, servers."""
+"""Programs that nobody edits, recorded by `hrm-agent record -- COMMAND`: scripts, modules, tests,
+servers.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,11 @@ def on_record() -> list[Trajectory]:
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(["theirs.py"], 3), (["-m", "theirs"], 3), (["-m", "pytest", "-q", "-p", "no:cacheprovider", "theirs.py"], 0)],
+    [
+        (["theirs.py"], 3),
+        (["-m", "theirs"], 3),
+        (["-m", "pytest", "-q", "-p", "no:cacheprovider", "theirs.py"], 0),
+    ],
     ids=["script", "module", "pytest"],
 )
 def test_a_program_is_recorded_and_keeps_its_exit_code(words: list[str], code: int) -> None:
@@ -86,13 +92,18 @@ def test_a_program_is_recorded_and_keeps_its_exit_code(words: list[str], code: i
 
 def test_the_line_that_is_installed_records_and_leaves_other_checkpointers_as_they_are() -> None:
     line = (Path(hook.__file__).parent / "startup" / "hrm_agent_record.pth").read_text()
-    check = 'import os; assert "LANGGRAPH_STRICT_MSGPACK" not in os.environ; from theirs import main; main()'
+    check = (
+        'import os; assert "LANGGRAPH_STRICT_MSGPACK" not in os.environ; from theirs import main;'
+        " main()"
+    )
     environment = {k: v for k, v in os.environ.items() if k != "LANGGRAPH_STRICT_MSGPACK"}
     words = [sys.executable, "-c", f"{line}\n{check}"]
     subprocess.run(words, env=environment | {"HRM_AGENT_STORE": "runs/x.db"}, check=True)
     assert [t.answer for t in on_record()] == ["It is 42."]
     idle = "import sys; print([name for name in sys.modules if name.startswith('hrm_agent')])"
-    done = subprocess.run([sys.executable, "-S", "-c", f"{line}\n{idle}"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"{line}\n{idle}"], check=True, capture_output=True, text=True
+    )
     assert done.stdout == "[]\n", "without the variable nothing of ours is imported"
 
 
@@ -125,15 +136,23 @@ with record("runs/x.db"):
     assert done.stdout == "NoneType\nInner\n"
 
 
-def test_a_sitecustomize_that_is_hidden_runs_as_well(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_sitecustomize_that_is_hidden_runs_as_well(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "sitecustomize.py").write_text("print('theirs')")
-    assert main(["record", "--store", "runs/x.db", "--", sys.executable, "-c", "print('program')"]) == 0
+    assert (
+        main(["record", "--store", "runs/x.db", "--", sys.executable, "-c", "print('program')"])
+        == 0
+    )
     assert capfd.readouterr().out == "theirs\nprogram\n"
 
 
 def test_what_is_wrong_is_told_before_the_program_runs(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["record"]) == 2 and "Put the program after two hyphens" in capfd.readouterr().err
-    assert main(["record", "--", "no-such-program"]) == 2 and "'no-such-program'" in capfd.readouterr().err
+    assert (
+        main(["record", "--", "no-such-program"]) == 2
+        and "'no-such-program'" in capfd.readouterr().err
+    )
     Path("theirs.db").write_text("no database, but a text that is long enough to be taken for one")
     words = [sys.executable, "-c", "print('run')"]
     assert main(["record", "--store", "theirs.db", "--", *words]) == 2
@@ -143,19 +162,36 @@ def test_what_is_wrong_is_told_before_the_program_runs(capfd: pytest.CaptureFixt
 def test_a_server_with_many_requests_at_once(folder: Path) -> None:
     (folder / "server.py").write_text(SERVER)
     port = free_port()
-    serving = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(port), "--log-level", "error"]
+    serving = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "server:app",
+        "--port",
+        str(port),
+        "--log-level",
+        "error",
+    ]
     words = [sys.executable, "-m", "hrm_agent", "record", "--store", "runs/x.db", "--", *serving]
     with subprocess.Popen(words) as process, ThreadPoolExecutor(12) as pool:
         texts = [f"{kind}-{i}" for i in range(12) for kind in ("thread", "task")]
         try:
             _until_it_serves(f"http://127.0.0.1:{port}/first", process)
-            answers = [*pool.map(lambda text: urlopen(f"http://127.0.0.1:{port}/{text}", timeout=60).read(), texts)]
+            answers = [
+                *pool.map(
+                    lambda text: urlopen(f"http://127.0.0.1:{port}/{text}", timeout=60).read(),
+                    texts,
+                )
+            ]
         finally:
             process.send_signal(signal.SIGTERM)
     assert [answer.decode() for answer in answers] == [f"echo {text}" for text in texts]
     found = on_record()
     assert sorted(t.task.prompt for t in found) == sorted([*texts, "first"])
-    assert all([json.dumps(c.response["content"]) for c in t.calls] == [f'"echo {t.task.prompt}"'] for t in found)
+    assert all(
+        [json.dumps(c.response["content"]) for c in t.calls] == [f'"echo {t.task.prompt}"']
+        for t in found
+    )
     assert {t.status for t in found} == {RunStatus.COMPLETED}
 
 

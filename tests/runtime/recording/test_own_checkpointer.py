@@ -1,4 +1,6 @@
-"""A program with a checkpointer of its own: it does the same with a record, and the record can be gone on from."""
+"""A program with a checkpointer of its own: it does the same with a record, and the record can be
+gone on from.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ class Echo(BaseChatModel):
     def _llm_type(self) -> str:
         return "echo"
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"echo {messages[-1].text}"))])
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(f"echo {messages[-1].text}"))]
+        )
 
 
 def talking(saver: Any) -> Any:
@@ -54,25 +60,39 @@ def talking(saver: Any) -> Any:
         return {"messages": [Echo().invoke(state["messages"])]}
 
     def ask(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [AIMessage(f"it was {interrupt('How was it?')} after {len(state['messages'])}")]}
+        return {
+            "messages": [
+                AIMessage(f"it was {interrupt('How was it?')} after {len(state['messages'])}")
+            ]
+        }
 
     builder = StateGraph(MessagesState).add_node("echo", echo).add_node("ask", ask)
     return builder.add_edge(START, "echo").add_edge("echo", "ask").compile(checkpointer=saver)
 
 
 def nested(saver: Any) -> Any:
-    return StateGraph(MessagesState).add_node("talk", talking(None)).add_edge(START, "talk").compile(checkpointer=saver)
+    return (
+        StateGraph(MessagesState)
+        .add_node("talk", talking(None))
+        .add_edge(START, "talk")
+        .compile(checkpointer=saver)
+    )
 
 
 class Log(TypedDict, total=False):
     messages: Annotated[
-        list[Any], DeltaChannel(lambda held, given: [*held, *(each for more in given for each in more)])
+        list[Any],
+        DeltaChannel(lambda held, given: [*held, *(each for more in given for each in more)]),
     ]
 
 
 def delta(saver: Any) -> Any:
     def ask(state: Log) -> dict[str, Any]:
-        return {"messages": [AIMessage(f"it was {interrupt('How was it?')} after {len(state['messages'])}")]}
+        return {
+            "messages": [
+                AIMessage(f"it was {interrupt('How was it?')} after {len(state['messages'])}")
+            ]
+        }
 
     return StateGraph(Log).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
 
@@ -126,7 +146,9 @@ async def conversation(graph: Any, kind: str) -> AsyncIterator[list[str]]:
     yield texts(await invoked(graph, said("three"), kind))
 
 
-async def resumed(store: RunStore, environment: LocalEnvironment, graph: Any, thread: str, answer: str) -> Trajectory:
+async def resumed(
+    store: RunStore, environment: LocalEnvironment, graph: Any, thread: str, answer: str
+) -> Trajectory:
     with ScriptedEngine(lambda _: "") as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         known = store.journal.trajectory(thread)
@@ -155,10 +177,18 @@ async def test_the_record_has_its_checkpoints(
         graph = build(saver)
         with record(tmp_path / "record.db"):
             assert [heard async for heard in conversation(graph, kind)] == alone
-        listed = [found async for found in saver.alist(TALK)] if kind == "async sqlite" else list(saver.list(TALK))
+        listed = (
+            [found async for found in saver.alist(TALK)]
+            if kind == "async sqlite"
+            else list(saver.list(TALK))
+        )
         own = [found.checkpoint["id"] for found in listed if not _namespace(found.config)]
     with open_store(tmp_path / "record.db") as store:
-        kept = [found.checkpoint["id"] for found in store.checkpointer.list(TALK) if not _namespace(found.config)]
+        kept = [
+            found.checkpoint["id"]
+            for found in store.checkpointer.list(TALK)
+            if not _namespace(found.config)
+        ]
         assert kept == own
         trajectory = store.journal.trajectory("talk")
         assert [turn.prompt for turn in trajectory.turns] == ["two", "three"]
@@ -169,7 +199,9 @@ async def test_the_record_has_its_checkpoints(
         fork(store, "talk", name="branch")
         for thread in ("talk", "branch"):
             ended = await resumed(store, environment, build(InMemorySaver()), thread, "odd")
-            assert ended.status is RunStatus.COMPLETED and (ended.answer or "").startswith("it was odd after ")
+            assert ended.status is RunStatus.COMPLETED and (ended.answer or "").startswith(
+                "it was odd after "
+            )
             assert (await replay_async(store, thread, graph=build(None))).equal
         assert list(verify(store)) == []
 
@@ -178,7 +210,9 @@ def _namespace(config: RunnableConfig) -> str:
     return config.get("configurable", {}).get("checkpoint_ns", "")
 
 
-@pytest.mark.parametrize(("build", "kind"), [(talking, "memory"), (talking, "async sqlite"), (delta, "memory")])
+@pytest.mark.parametrize(
+    ("build", "kind"), [(talking, "memory"), (talking, "async sqlite"), (delta, "memory")]
+)
 async def test_a_thread_that_began_before_its_record(
     environment: LocalEnvironment, tmp_path: Path, build: Any, kind: str
 ) -> None:
@@ -190,7 +224,9 @@ async def test_a_thread_that_began_before_its_record(
             await invoked(graph, said("after"), kind)
     with open_store(tmp_path / "record.db") as store:
         ended = await resumed(store, environment, build(None), "talk", "odd")
-        assert (ended.answer or "").startswith(f"it was odd after {len(before) + 1 + (build is talking)}")
+        assert (ended.answer or "").startswith(
+            f"it was odd after {len(before) + 1 + (build is talking)}"
+        )
         first = history(store, "talk", graph=build(None)).moments[0]
         assert build is delta or texts(first.values) == before
         if build is talking:
@@ -218,9 +254,14 @@ async def test_two_programs_with_one_name_of_a_thread_are_two_threads(tmp_path: 
             graph.invoke(Command(resume=name), TALK)
     with open_store(tmp_path / "record.db") as store:
         found = list(store.journal.trajectories())
-        assert [[each.task.prompt, *(turn.prompt for turn in each.turns)] for each in found] == [["a", "c"], ["b", "d"]]
+        assert [[each.task.prompt, *(turn.prompt for turn in each.turns)] for each in found] == [
+            ["a", "c"],
+            ["b", "d"],
+        ]
         for each, graph in zip(found, (first, second), strict=True):
-            assert texts(newest_state(store, each.thread_id, "")) == texts(graph.get_state(TALK).values)
+            assert texts(newest_state(store, each.thread_id, "")) == texts(
+                graph.get_state(TALK).values
+            )
             assert (await replay_async(store, each.id, graph=talking(None))).equal
 
 
@@ -229,7 +270,9 @@ async def test_a_program_that_goes_back_branches_off_on_record(tmp_path: Path) -
     with record(tmp_path / "record.db"):
         graph.invoke(said("one"), TALK)
         graph.invoke(Command(resume="a"), TALK)
-        waiting = next(found.config for found in graph.get_state_history(TALK) if found.next == ("ask",))
+        waiting = next(
+            found.config for found in graph.get_state_history(TALK) if found.next == ("ask",)
+        )
         graph.invoke(Command(resume="b"), waiting)
     with open_store(tmp_path / "record.db") as store:
         assert texts(newest_state(store, "talk", "")) == texts(graph.get_state(TALK).values)
@@ -239,9 +282,15 @@ async def test_a_program_that_goes_back_branches_off_on_record(tmp_path: Path) -
 async def test_writes_that_a_kill_kept_from_the_record_are_put_there(
     tmp_path: Path, environment: LocalEnvironment
 ) -> None:
-    builder = StateGraph(MessagesState).add_node("echo", lambda _: {"messages": [AIMessage("done", id="done")]})
-    builder.add_node("ask", lambda _: {"messages": [AIMessage(interrupt("How was it?"), id="asked")]})
-    graph = builder.add_edge(START, "echo").add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    builder = StateGraph(MessagesState).add_node(
+        "echo", lambda _: {"messages": [AIMessage("done", id="done")]}
+    )
+    builder.add_node(
+        "ask", lambda _: {"messages": [AIMessage(interrupt("How was it?"), id="asked")]}
+    )
+    graph = (
+        builder.add_edge(START, "echo").add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    )
     where = tmp_path / "record.db"
     with record(where):
         graph.invoke(said("one"), TALK)
@@ -276,11 +325,15 @@ async def test_a_state_that_cannot_be_stored_does_not_reach_the_program(
             held.append(checkpoint)
             return {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
 
-        def put_writes(self, config: Any, writes: Sequence[Any], task_id: str, task_path: str = "") -> None:
+        def put_writes(
+            self, config: Any, writes: Sequence[Any], task_id: str, task_path: str = ""
+        ) -> None:
             held.append(writes)
 
     held = list[Any]()
-    graph = StateGraph(Held).add_node("see", see).add_edge(START, "see").compile(checkpointer=Keeps())
+    graph = (
+        StateGraph(Held).add_node("see", see).add_edge(START, "see").compile(checkpointer=Keeps())
+    )
     with record(tmp_path / "record.db"):
         assert len(graph.invoke({"seen": []}, TALK)["seen"]) == 1
     assert held and "Not everything is recorded" in caplog.text

@@ -1,4 +1,6 @@
-"""Programs that know nothing of records, recorded in one line: every way in, side by side, cut short, failing."""
+"""Programs that know nothing of records, recorded in one line: every way in, side by side, cut
+short, failing.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,12 @@ class Echo(BaseChatModel):
     def _llm_type(self) -> str:
         return "echo"
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"echo {messages[-1].text}"))])
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(f"echo {messages[-1].text}"))]
+        )
 
 
 def asking(node: Any, **options: Any) -> Any:
@@ -89,7 +95,11 @@ def test_one_line_records_calls_checkpoints_and_the_model_that_answered(where: P
         answer = own.invoke(said("What is 6 * 7?"))
     (trajectory,) = recorded(where)
     assert answer["messages"][-1].text == trajectory.answer == "It is 42."
-    assert (trajectory.graph, trajectory.policy, trajectory.task.prompt) == (OWN, "HostedModel", "What is 6 * 7?")
+    assert (trajectory.graph, trajectory.policy, trajectory.task.prompt) == (
+        OWN,
+        "HostedModel",
+        "What is 6 * 7?",
+    )
     assert (trajectory.status, len(trajectory.calls)) == (RunStatus.COMPLETED, 2)
     assert [(call.name, call.content) for call in trajectory.tool_calls] == [("multiply", "42")]
     with open_store(where) as store:
@@ -114,17 +124,23 @@ async def test_every_way_in_is_recorded_once(where: Path) -> None:
 async def test_many_threads_and_tasks_at_once_do_not_mix(where: Path) -> None:
     """Tasks made in the block are in it, and so are threads that are given its context."""
     with record(where), ThreadPoolExecutor(16) as pool:
-        in_threads = [pool.submit(copy_context().run, echoing.invoke, said(f"thread {i}")) for i in range(40)]
+        in_threads = [
+            pool.submit(copy_context().run, echoing.invoke, said(f"thread {i}")) for i in range(40)
+        ]
         await asyncio.gather(*(echoing_async.ainvoke(said(f"task {i}")) for i in range(40)))
         for done in in_threads:
             await asyncio.wrap_future(done)
     found = recorded(where)
     assert len({t.thread_id for t in found}) == len({t.task.prompt for t in found}) == 80
-    assert all([call.response["content"] for call in t.calls] == [f"echo {t.task.prompt}"] for t in found)
+    assert all(
+        [call.response["content"] for call in t.calls] == [f"echo {t.task.prompt}"] for t in found
+    )
 
 
 async def test_requests_beside_a_block_are_not_in_it(tmp_path: Path) -> None:
-    """A server: three tenants with a store each, and requests of people who have none, in tasks and in threads."""
+    """A server: three tenants with a store each, and requests of people who have none, in tasks and
+    in threads.
+    """
     tenants = ("a", "b", "c")
     go = asyncio.Event()
 
@@ -142,15 +158,20 @@ async def test_requests_beside_a_block_are_not_in_it(tmp_path: Path) -> None:
         return (await echoing_async.ainvoke(said(text)))["messages"][-1].text
 
     requests = [asyncio.create_task(request(number)) for number in range(200)]
-    with record(tmp_path / "d"), ThreadPoolExecutor(8) as pool:  # of another part of the server, open all the time
+    # of another part of the server, open all the time
+    with record(tmp_path / "d"), ThreadPoolExecutor(8) as pool:
         go.set()
         plain = [pool.submit(echoing.invoke, said(f"thread {number}")) for number in range(20)]
-        assert await asyncio.gather(*requests) == [f"echo request {number}" for number in range(200)]
+        assert await asyncio.gather(*requests) == [
+            f"echo request {number}" for number in range(200)
+        ]
         for done in plain:
             await asyncio.wrap_future(done)
     for rest, tenant in enumerate(tenants):
         prompts = sorted(t.task.prompt for t in recorded(tmp_path / tenant))
-        assert prompts == sorted(f"request {number}" for number in range(1, 200, 2) if number % 3 == rest)
+        assert prompts == sorted(
+            f"request {number}" for number in range(1, 200, 2) if number % 3 == rest
+        )
     assert recorded(tmp_path / "d") == []
 
 
@@ -198,7 +219,9 @@ async def _async_steps() -> Any:
     yield
 
 
-async def test_blocks_that_end_in_another_order_leave_the_ones_around_them_in_force(tmp_path: Path) -> None:
+async def test_blocks_that_end_in_another_order_leave_the_ones_around_them_in_force(
+    tmp_path: Path,
+) -> None:
     with record(tmp_path / "around.db"):
         around = current_recorder()
         shared, ended = record(tmp_path / "shared.db"), asyncio.Event()
@@ -239,7 +262,10 @@ def test_two_paths_in_two_threads_each_keep_their_own(where: Path, tmp_path: Pat
         thread.start()
     for thread in threads:
         thread.join()
-    assert [[t.task.prompt for t in recorded(tmp_path / name)] for name in ("a.db", "b.db")] == [["a.db"], ["b.db"]]
+    assert [[t.task.prompt for t in recorded(tmp_path / name)] for name in ("a.db", "b.db")] == [
+        ["a.db"],
+        ["b.db"],
+    ]
 
 
 def test_a_graph_without_a_checkpointer_remembers_nothing_with_a_record_either(where: Path) -> None:
@@ -252,7 +278,10 @@ def test_a_graph_without_a_checkpointer_remembers_nothing_with_a_record_either(w
 
     graph = asking(node)
     with record(where):
-        assert [graph.invoke(said("again"), config)["messages"][-1].text for _ in range(2)] == ["1", "1"]
+        assert [graph.invoke(said("again"), config)["messages"][-1].text for _ in range(2)] == [
+            "1",
+            "1",
+        ]
         with pytest.raises(ValueError, match="No checkpointer set"):
             graph.get_state(config)
     first, second = recorded(where)
@@ -260,7 +289,9 @@ def test_a_graph_without_a_checkpointer_remembers_nothing_with_a_record_either(w
     assert not first.turns and first.graph == "(LangGraph)"
 
 
-def test_the_programs_own_checkpointer_stays_and_a_thread_goes_on_as_a_conversation(where: Path) -> None:
+def test_the_programs_own_checkpointer_stays_and_a_thread_goes_on_as_a_conversation(
+    where: Path,
+) -> None:
     saver = InMemorySaver()
     graph, config = asking(echo, checkpointer=saver), {"configurable": {"thread_id": "talk"}}
     with record(where):
@@ -286,7 +317,10 @@ def test_an_error_of_the_graph_is_the_programs_and_ends_the_record_as_failed(whe
         asking(failing).invoke(said("fail"))
     assert caught.value is error
     (trajectory,) = recorded(where)
-    assert (trajectory.status, trajectory.error) == (RunStatus.FAILED, 'KeyError: "the program\'s own"')
+    assert (trajectory.status, trajectory.error) == (
+        RunStatus.FAILED,
+        'KeyError: "the program\'s own"',
+    )
     assert trajectory.policy == "Echo"
 
 
@@ -301,8 +335,12 @@ class Drafts(TypedDict):
     drafts: Annotated[list[str], add]
 
 
-@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["the store's checkpoints", "its own"])
-def test_a_question_is_recorded_and_its_answer_goes_on_in_the_same_trajectory(where: Path, saver: Any) -> None:
+@pytest.mark.parametrize(
+    "saver", [None, InMemorySaver()], ids=["the store's checkpoints", "its own"]
+)
+def test_a_question_is_recorded_and_its_answer_goes_on_in_the_same_trajectory(
+    where: Path, saver: Any
+) -> None:
     def ask(state: Drafts) -> dict[str, Any]:
         draft = Echo().invoke([HumanMessage("draft")]).text
         return {"drafts": [draft, interrupt("fine?")]}
@@ -359,7 +397,9 @@ def test_prebuilt_agents_subgraphs_and_workflows_are_one_trajectory_each(where: 
     agent = create_react_agent(HostedModel(disable_streaming=True), [multiply])
     builder = StateGraph(MessagesState)
     builder.add_node("agent", agent)
-    builder.add_node("other", lambda state: {"messages": echoing.invoke(said("inner"))["messages"][-1:]})
+    builder.add_node(
+        "other", lambda state: {"messages": echoing.invoke(said("inner"))["messages"][-1:]}
+    )
     builder.add_edge(START, "agent")
     builder.add_edge("agent", "other")
     around = builder.compile()
@@ -403,7 +443,9 @@ class Oddities(TypedDict):
     text: str
 
 
-def test_what_cannot_be_stored_does_not_reach_the_program(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_stored_does_not_reach_the_program(
+    where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     builder = StateGraph(Oddities)
     builder.add_node("hold", lambda state: {"held": Odd()})
     builder.add_node("ask", lambda state: {"text": Echo().invoke("x").text})
@@ -416,7 +458,9 @@ def test_what_cannot_be_stored_does_not_reach_the_program(where: Path, caplog: p
     assert "the program goes on" in caplog.text and "Odd" in caplog.text
 
 
-def test_a_store_that_is_gone_does_not_stop_the_program(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_gone_does_not_stop_the_program(
+    where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def node(state: MessagesState) -> dict[str, Any]:
         recorder = current_recorder()
         assert recorder is not None
@@ -456,9 +500,13 @@ def test_a_store_that_is_full_for_a_while_is_tried_once_and_the_record_says_so_a
 class Signed(Echo):
     """Answers with the signature of its thought, as providers do, and an object of its client."""
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
         extra = {"signature": b"\x12\xff", "raw": Odd()}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("a whale", additional_kwargs=extra))])
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage("a whale", additional_kwargs=extra))]
+        )
 
 
 async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: Path) -> None:
@@ -467,7 +515,11 @@ async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: P
     async def node(state: MessagesState) -> dict[str, Any]:
         seen.append(Signed().invoke("one").additional_kwargs)
         seen.append((await Signed().abatch(["two"]))[0].additional_kwargs)
-        seen.append((await Signed().agenerate([[HumanMessage("three")]])).generations[0][0].message.additional_kwargs)
+        seen.append(
+            (await Signed().agenerate([[HumanMessage("three")]]))
+            .generations[0][0]
+            .message.additional_kwargs
+        )
         return {"messages": [AIMessage("done")]}
 
     async with record(where):
@@ -484,14 +536,18 @@ class Quoting(BaseChatModel):
     def _llm_type(self) -> str:
         return "quoting"
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
         call = {"name": "search", "args": {"query": messages[-1].text}, "id": "c"}
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
 
 async def test_the_text_of_a_message_is_kept(where: Path) -> None:
     async with record(where):
-        await asking(lambda state: {"messages": [Quoting().invoke(state["messages"])]}).ainvoke(said("whales"))
+        await asking(lambda state: {"messages": [Quoting().invoke(state["messages"])]}).ainvoke(
+            said("whales")
+        )
     (trajectory,) = recorded(where)
     (call,) = trajectory.calls
     assert call.lost is None and unpack_answer(call).tool_calls[0]["args"] == {"query": "whales"}
@@ -506,15 +562,23 @@ async def test_the_text_of_a_message_is_kept(where: Path) -> None:
         [HumanMessage("x\ud83d")],
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"tools": [Odd(), {"a": b"x"}], "logit_bias": {1: 2.0}, "form": Odd}])
+@pytest.mark.parametrize(
+    "options", [{}, {"tools": [Odd(), {"a": b"x"}], "logit_bias": {1: 2.0}, "form": Odd}]
+)
 def test_a_request_that_json_cannot_hold_is_recorded_and_replays(
     request_: Any, options: dict[str, Any], where: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = asking(lambda state: {"messages": [AIMessage(Echo().invoke(request_, **options).text[:6])]})
+    graph = asking(
+        lambda state: {"messages": [AIMessage(Echo().invoke(request_, **options).text[:6])]}
+    )
     with record(where):
         assert graph.invoke(said("odd"))["messages"][-1].text == "echo x"
     (trajectory,) = recorded(where)
-    assert len(trajectory.calls) == 1 and "not_recorded" not in trajectory.task.metadata and not caplog.messages
+    assert (
+        len(trajectory.calls) == 1
+        and "not_recorded" not in trajectory.task.metadata
+        and not caplog.messages
+    )
     with open_store(where) as store:
         assert replay(store, trajectory.id, graph=graph).equal
 

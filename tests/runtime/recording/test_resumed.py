@@ -36,14 +36,24 @@ def test_a_question_of_a_recorded_program_is_answered_by_a_command() -> None:
         asking_agent.graph.invoke(QUESTION, CONFIG)
     assert found("q").stop_reason is StopReason.INTERRUPT
     assert main(["resume", "q", "--answer", "yes", *WHERE]) == 0
-    assert (found("q").answer, found("q").policy, len(found("q").calls)) == ("You said yes.", "HostedModel", 1)
+    assert (found("q").answer, found("q").policy, len(found("q").calls)) == (
+        "You said yes.",
+        "HostedModel",
+        1,
+    )
     assert main(["replay", "q", *WHERE]) == main(["fork", "q", "--at", "1", "--run", *WHERE]) == 0
 
 
-def test_a_graph_without_a_name_is_named_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_without_a_name_is_named_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with record("x.db"):
         asking_agent.made().invoke(QUESTION, CONFIG)
-    for words in (["resume", "q", "--answer", "yes"], ["resume", "q", "--at", "1"], ["replay", "q"]):
+    for words in (
+        ["resume", "q", "--answer", "yes"],
+        ["resume", "q", "--at", "1"],
+        ["replay", "q"],
+    ):
         assert main([*words, *WHERE]) == 2
         assert "--graph package.module:attribute" in capsys.readouterr().err
     assert main(["replay", "q", "--graph", GRAPH, *WHERE]) == 0
@@ -51,7 +61,9 @@ def test_a_graph_without_a_name_is_named_on_the_command_line(capsys: pytest.Capt
     assert found("q").answer == "You said yes."
 
 
-def test_a_thread_of_a_graph_with_its_own_checkpointer_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_of_a_graph_with_its_own_checkpointer_is_resumed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with record("x.db"):
         asking_agent.remembering.invoke(QUESTION, CONFIG)
     assert main(["fork", "q", "--name", "branch", *WHERE]) == 0
@@ -63,12 +75,19 @@ def test_a_thread_of_a_graph_with_its_own_checkpointer_is_resumed(capsys: pytest
     assert own.value
 
 
-def test_a_thread_without_a_checkpoint_on_record_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_without_a_checkpoint_on_record_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with record("x.db"):
         asking_agent.remembering.invoke(QUESTION, CONFIG)
     with open_store("x.db") as store:
         store.checkpointer.delete_thread("q")  # as an earlier version left it
-    for words in (["resume", "q", "--answer", "yes"], ["replay", "q"], ["history", "q"], ["fork", "q"]):
+    for words in (
+        ["resume", "q", "--answer", "yes"],
+        ["replay", "q"],
+        ["history", "q"],
+        ["fork", "q"],
+    ):
         assert main([*words, *WHERE]) == 2
         assert "a checkpointer of its own, InMemorySaver" in capsys.readouterr().err
     assert main(["show", "q", *WHERE]) == main(["history", *WHERE]) == 0

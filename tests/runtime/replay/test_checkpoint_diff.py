@@ -15,14 +15,30 @@ from hrm_agent.runtime.replay.ignored_paths import Ignored
 from hrm_agent.runtime.replay.renaming import Renaming
 
 EARLIER = {"calls": 2, "tokens": 5, "cost": 0.0, "began": 100.0, "ended": 130.0}
-BEGUN_EARLIER = {"calls": 2, "tokens": 5, "cost": 0.0, "thread": "t", "spans": [[200.0, 201.0]], "seconds": 0.037}
+BEGUN_EARLIER = {
+    "calls": 2,
+    "tokens": 5,
+    "cost": 0.0,
+    "thread": "t",
+    "spans": [[200.0, 201.0]],
+    "seconds": 0.037,
+}
 """Of two calls the first was counted by the earlier version."""
 BOTH_NOW = BEGUN_EARLIER | {"spans": [[100.0, 101.0], [200.0, 201.0]], "seconds": 0.0}
-NOW = {"calls": 2, "tokens": 5, "cost": 0.0, "thread": "t", "spans": [[100.0, 101.0]], "seconds": 0.0}
+NOW = {
+    "calls": 2,
+    "tokens": 5,
+    "cost": 0.0,
+    "thread": "t",
+    "spans": [[100.0, 101.0]],
+    "seconds": 0.0,
+}
 
 
 def checkpoint(spent: dict[str, Any]) -> CheckpointTuple:
-    return CheckpointTuple({"configurable": {}}, empty_checkpoint() | {"channel_values": {"spent": spent}}, {}, None)
+    return CheckpointTuple(
+        {"configurable": {}}, empty_checkpoint() | {"channel_values": {"spent": spent}}, {}, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +59,9 @@ def checkpoint(spent: dict[str, Any]) -> CheckpointTuple:
 def test_usage_that_an_earlier_version_recorded_is_compared_without_its_times(
     recorded: dict[str, Any], now: dict[str, Any], differs: bool
 ) -> None:
-    found = state_changes(JsonPlusSerializer(), checkpoint(recorded), checkpoint(now), Renaming().equal)
+    found = state_changes(
+        JsonPlusSerializer(), checkpoint(recorded), checkpoint(now), Renaming().equal
+    )
     assert [change.channel for change in found] == ["spent"] * differs
 
 
@@ -84,14 +102,22 @@ def asked(question: str, id_: str) -> list[tuple[str, Any]]:
     [
         ([("a", 1)], [("a", 1), ("b", 2)], ["writes"]),
         ([("a", 1), ("branch:to:x", None)], [("a", 1), ("branch:to:y", None)], []),
-        ([("__interrupt__", (Interrupt("a?", id="1"),))], [("__interrupt__", (Interrupt("a?", id="2"),))], []),
+        (
+            [("__interrupt__", (Interrupt("a?", id="1"),))],
+            [("__interrupt__", (Interrupt("a?", id="2"),))],
+            [],
+        ),
         (
             [("__interrupt__", (Interrupt("a?", id="1"),))],
             [("__interrupt__", (Interrupt("b?", id="1"),))],
             ["question"],
         ),
         ([("a", 1), ("__error__", "away")], [("a", 1)], []),
-        ([("__error__", "away"), ("__error_source_node__", "x")], [("__error__", "gone")], ["writes"]),
+        (
+            [("__error__", "away"), ("__error_source_node__", "x")],
+            [("__error__", "gone")],
+            ["writes"],
+        ),
     ],
 )
 def test_what_counts_of_a_tasks_writes(recorded: Any, now: Any, told: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""Each state, task and write of a run is held against the record, and the verdict comes from all of them."""
+"""Each state, task and write of a run is held against the record, and the verdict comes from all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def named(name: str) -> str:
 
 async def run(store: RunStore, environment: LocalEnvironment, name: str) -> Trajectory:
     with ScriptedEngine([]) as engine:
-        return await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "t", graph=named(name)))
+        return await EpisodeRunner(store, engine, "scripted", environment).run(
+            Episode(TASK, "t", graph=named(name))
+        )
 
 
 async def go_on(store: RunStore, name: str, given: Any, thread: str = "t") -> None:
@@ -74,7 +78,8 @@ async def test_a_conversation_of_three_turns_comes_to_the_same(
     assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")
     with store.database.read() as cursor:
         checkpoints = cursor.execute("SELECT count(*) FROM checkpoints").fetchone()[0]
-        query = "SELECT DISTINCT ns, checkpoint_id, task_id FROM writes WHERE task_path <> ''"  # an input has no path
+        # an input has no path
+        query = "SELECT DISTINCT ns, checkpoint_id, task_id FROM writes WHERE task_path <> ''"
         tasks = len(cursor.execute(query).fetchall())
     assert (found.checkpoints, found.tasks) == (checkpoints, tasks)
     assert found.writes >= found.tasks
@@ -106,7 +111,9 @@ async def test_what_leaves_no_trace_in_the_last_state_differs_all_the_same(
     assert any("other" in line for line in found.changes[0].lines), "now"
 
 
-@pytest.mark.parametrize(("name", "channels"), [("parallel", ["parts"]), ("desk", ["files", "messages"])])
+@pytest.mark.parametrize(
+    ("name", "channels"), [("parallel", ["parts"]), ("desk", ["files", "messages"])]
+)
 async def test_the_last_state_is_told_where_it_differs(
     name: str, channels: list[str], store: RunStore, environment: LocalEnvironment
 ) -> None:
@@ -143,7 +150,9 @@ async def test_a_subgraph_that_runs_on_one_side_only(
     assert (found.verdict, where(found)) == (ReplayVerdict.DIFFERS, ["subgraph calls_inner"])
 
 
-async def test_a_question_is_compared_and_its_answer_given(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_question_is_compared_and_its_answer_given(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "asks")
     waiting = await replay_async(store, "t")
     await go_on(store, "asks", Command(resume="yes"))
@@ -166,7 +175,9 @@ async def test_each_task_of_the_functional_api_gets_its_own_answer(
     assert (found.verdict, found.changes, found.tasks) == (ReplayVerdict.EQUAL, (), 6)
 
 
-async def test_what_ran_in_a_tool_that_is_answered_is_told(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_what_ran_in_a_tool_that_is_answered_is_told(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     """The steps that remain, which are sent on, are another number in a replay."""
     await run(store, environment, "in_tools")
     found = await replay_async(store, "t")
@@ -180,7 +191,9 @@ async def test_what_ran_in_a_tool_that_is_answered_is_told(store: RunStore, envi
     assert (found.verdict, found.changes[0].channel) == (ReplayVerdict.DIFFERS, "subgraph")
 
 
-async def test_an_attempt_that_failed_is_told(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_attempt_that_failed_is_told(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     failed = await run(store, environment, "fails_once")
     assert failed.error == "ValueError: away"
     await go_on(store, "fails_once", None)
@@ -189,7 +202,9 @@ async def test_an_attempt_that_failed_is_told(store: RunStore, environment: Loca
     assert found.not_compared == ("1 errors of attempts whose task ended well later",)
 
 
-async def test_what_is_to_be_ignored_is_told(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_what_is_to_be_ignored_is_told(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "steps")
     compared_agents.word = "other"
     found = await replay_async(store, "t", ignore=[IgnoredPath.parse("note")])
@@ -203,11 +218,17 @@ async def test_a_value_that_only_a_subgraph_out_of_sight_could_make_is_told(
     await run(store, environment, "desk_by_name")
     found = await replay_async(store, "t")
     assert found.equal
-    assert found.not_compared == ("3 states with a channel whose value the graph does not say how to make",)
+    assert found.not_compared == (
+        "3 states with a channel whose value the graph does not say how to make",
+    )
 
 
-@pytest.mark.parametrize(("name", "at"), [("steps", "2"), ("desk", "2"), ("memory", "4"), ("desk", "last")])
-async def test_a_fork_comes_to_the_same(name: str, at: str, store: RunStore, environment: LocalEnvironment) -> None:
+@pytest.mark.parametrize(
+    ("name", "at"), [("steps", "2"), ("desk", "2"), ("memory", "4"), ("desk", "last")]
+)
+async def test_a_fork_comes_to_the_same(
+    name: str, at: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, name)
     await go_on(store, name, {"messages": [HumanMessage("again", id="again")]})
     (episode,) = fork(store, "t", at, edit={"note": "edited"}, name="u")
@@ -216,14 +237,20 @@ async def test_a_fork_comes_to_the_same(name: str, at: str, store: RunStore, env
     assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")
 
 
-async def test_subgraphs_that_are_not_on_record_are_told(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_subgraphs_that_are_not_on_record_are_told(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "kept_elsewhere")
     found = await replay_async(store, "t")
     assert found.equal
-    assert found.not_compared == ("the steps of subgraph calls_elsewhere, which has a checkpointer of its own",)
+    assert found.not_compared == (
+        "the steps of subgraph calls_elsewhere, which has a checkpointer of its own",
+    )
 
 
-async def test_steps_that_are_not_on_record_any_more_are_told(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_steps_that_are_not_on_record_any_more_are_told(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "steps")
     store.checkpointer.prune(["t"])
     found = await replay_async(store, "t")

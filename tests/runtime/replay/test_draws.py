@@ -1,4 +1,6 @@
-"""What nodes take from clock, uuid and random: on record, and given back on replay and on resume."""
+"""What nodes take from clock, uuid and random: on record,
+and given back on replay and on resume.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ TASK = TaskRef(id="1", family="test", prompt="Go.")
 
 
 async def run(
-    store: RunStore, environment: LocalEnvironment, name: str, thread: str = "thread", answer: Any = NO_ANSWER
+    store: RunStore,
+    environment: LocalEnvironment,
+    name: str,
+    thread: str = "thread",
+    answer: Any = NO_ANSWER,
 ) -> Trajectory:
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -36,12 +42,16 @@ async def run(
 
 
 def notes(store: RunStore, thread: str = "thread") -> list[Any]:
-    found = next(store.checkpointer.list({"configurable": {"thread_id": thread, "checkpoint_ns": ""}}))
+    found = next(
+        store.checkpointer.list({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    )
     return found.checkpoint["channel_values"]["notes"]
 
 
 @pytest.mark.parametrize("name", ["graph", "wraps", "retries", "seeds", "waits", "react_agent"])
-async def test_a_replay_draws_what_the_run_drew(name: str, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_replay_draws_what_the_run_drew(
+    name: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     done = await run(store, environment, name)
     assert done.status is RunStatus.COMPLETED, done.error
     asked.clear()
@@ -50,7 +60,9 @@ async def test_a_replay_draws_what_the_run_drew(name: str, store: RunStore, envi
     assert not [line for line in asked if line.startswith("model")]
 
 
-async def test_each_task_has_its_own_and_a_model_has_none(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_each_task_has_its_own_and_a_model_has_none(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "graph")
     draws = {one.identity.path: one for one in store.journal.draws_of_thread("thread")}
     nodes = [one.identity.node for one in draws.values()]
@@ -65,12 +77,16 @@ async def test_each_task_has_its_own_and_a_model_has_none(store: RunStore, envir
 async def test_a_run_sees_the_real_clock(store: RunStore, environment: LocalEnvironment) -> None:
     before = time.time()
     await run(store, environment, "graph")
-    plan = next(one for one in store.journal.draws_of_thread("thread") if one.identity.node == "plan")
+    plan = next(
+        one for one in store.journal.draws_of_thread("thread") if one.identity.node == "plan"
+    )
     assert before <= plan.times[0] / 1e9 <= plan.times[-1] / 1e9 <= time.time()
     assert str(uuid.UUID(bytes=bytes.fromhex(plan.uuids[0]), version=4)) in notes(store)[0]
 
 
-async def test_a_task_that_asked_a_person_goes_on_as_it_began(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_task_that_asked_a_person_goes_on_as_it_began(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, "asks")
     asked.clear()
     done = await run(store, environment, "asks", answer="yes")
@@ -81,7 +97,9 @@ async def test_a_task_that_asked_a_person_goes_on_as_it_began(store: RunStore, e
 
 async def test_each_attempt_has_its_own(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, "retries")
-    first, second = sorted(store.journal.draws_of_thread("thread"), key=lambda one: one.identity.attempt)
+    first, second = sorted(
+        store.journal.draws_of_thread("thread"), key=lambda one: one.identity.attempt
+    )
     assert (first.identity.attempt, second.identity.attempt) == (1, 2)
     assert first.uuids[0] != second.uuids[0]
 
@@ -101,7 +119,9 @@ async def test_a_fork_is_replayed_with_what_it_left_and_draws_anew(
     assert found.equal and found.unused == 0, found
 
 
-async def test_a_run_that_goes_on_live_takes_the_draws_over(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_run_that_goes_on_live_takes_the_draws_over(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         await runner.run(Episode(TASK, "thread", graph="tests.support.graphs.killed_draws:graph"))
@@ -109,11 +129,15 @@ async def test_a_run_that_goes_on_live_takes_the_draws_over(store: RunStore, env
         changed = "tests.support.graphs.killed_draws:otherwise"
         found = await replay_async(store, "thread", graph=changed, live_after=runner, thread="live")
     assert found.live is not None and found.live.error is None and len(found.live.calls) == 3
-    assert [line.split()[1] for line in asked] == ["fourth"], "the requests before it are those on record"
+    assert [line.split()[1] for line in asked] == ["fourth"], (
+        "the requests before it are those on record"
+    )
     assert (await replay_async(store, "live")).equal
 
 
-async def test_what_json_cannot_hold_is_refused(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_what_json_cannot_hold_is_refused(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     with pytest.raises(Exception, match="tuple cannot be recorded"):
         await run(store, environment, "wraps_a_tuple")
 
@@ -147,7 +171,9 @@ def test_a_replayed_clock_goes_on_from_the_last_recorded_time() -> None:
 
 def test_a_resumed_task_goes_on_with_new_draws() -> None:
     written = list[TaskDraws]()
-    draws = OpenDraws(TASK_OF, TaskDraws(identity=TASK_OF, times=(100,)), lambda record: written.append(record()))
+    draws = OpenDraws(
+        TASK_OF, TaskDraws(identity=TASK_OF, times=(100,)), lambda record: written.append(record())
+    )
     assert [draws.time(now) for now in (5000, 5001)] == [100, 5001]
     assert written[-1].times == (100, 5001)
 

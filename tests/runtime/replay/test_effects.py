@@ -1,4 +1,6 @@
-"""What nodes do outside of the record is done again by a replay, and said; or it is refused before it is done."""
+"""What nodes do outside of the record is done again by a replay, and said; or it is refused before
+it is done.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ async def test_an_effect_is_named_or_refused(
     assert refused.verdict is ReplayVerdict.REFUSED and not refused.equal
     assert [(e.node, e.what[: len(what)]) for e in refused.effects] == [(node, what)]
     if what == WRITES:
-        assert LOG.read_text() == "acted\n" * 2, "the run and the replay that was let; not the one that refused"
+        assert LOG.read_text() == "acted\n" * 2, (
+            "the run and the replay that was let; not the one that refused"
+        )
 
 
 async def test_what_changes_nothing_is_none(store: RunStore, environment: LocalEnvironment) -> None:
@@ -63,7 +67,9 @@ async def test_what_changes_nothing_is_none(store: RunStore, environment: LocalE
 
 
 async def test_the_tool_loop_has_none(store: RunStore, environment: LocalEnvironment) -> None:
-    with ScriptedEngine(['<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>', "42"]) as engine:
+    with ScriptedEngine(
+        ['<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>', "42"]
+    ) as engine:
         task = TaskRef(id="1", family="test", prompt="6 * 7?")
         await EpisodeRunner(store, engine, "scripted", environment).run(Episode(task, "t", seed=1))
     assert (await replay_async(store, "t", refuse_effects=True)).equal

@@ -1,4 +1,6 @@
-"""Model calls that failed: on record, counted nowhere, raised again in a replay, and asked again on a resume."""
+"""Model calls that failed: on record, counted nowhere, raised again in a replay, and asked again on
+a resume.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Model(BaseChatModel):
     def _llm_type(self) -> str:
         return "model"
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
         self.asked.append(number := len(self.asked))
         if number in self.fails:
             raise Overloaded(f"busy {number}")
@@ -80,7 +84,9 @@ def caught(model: Any) -> Any:
 
 def gathered(model: Any) -> Any:
     async def node(state: Said) -> dict[str, Any]:
-        found = await asyncio.gather(*(model.ainvoke(text) for text in "abc"), return_exceptions=True)
+        found = await asyncio.gather(
+            *(model.ainvoke(text) for text in "abc"), return_exceptions=True
+        )
         return {"said": [str(each) if isinstance(each, Exception) else each.text for each in found]}
 
     return graph_of(node)
@@ -98,7 +104,9 @@ def with_retry(model: Any) -> Any:
 
 def retried_node(model: Any) -> Any:
     policy_of_node = RetryPolicy(initial_interval=0, jitter=False, retry_on=Overloaded)
-    return graph_of(lambda state: {"said": [model.invoke(t).text for t in "ab"]}, retry_policy=policy_of_node)
+    return graph_of(
+        lambda state: {"said": [model.invoke(t).text for t in "ab"]}, retry_policy=policy_of_node
+    )
 
 
 GRAPHS = {
@@ -111,7 +119,9 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda make: make.__name__)
-async def test_an_error_that_the_program_caught_is_raised_again_in_its_replay(make: Any, tmp_path: Path) -> None:
+async def test_an_error_that_the_program_caught_is_raised_again_in_its_replay(
+    make: Any, tmp_path: Path
+) -> None:
     model = Model(asked=[], fails=(0,))
     graph = make(model)
     with record(tmp_path / "x.db"):
@@ -128,8 +138,14 @@ async def test_an_error_that_the_program_caught_is_raised_again_in_its_replay(ma
 
 def check_counts(trajectory: Trajectory, counted: int) -> None:
     (failed,) = trajectory.failed_calls
-    assert failed.error is not None and str(failed.error) == "Overloaded: busy 0" and not failed.trainable
-    assert counted == len(trajectory.own_calls) and all(call.error is None for call in trajectory.calls)
+    assert (
+        failed.error is not None
+        and str(failed.error) == "Overloaded: busy 0"
+        and not failed.trainable
+    )
+    assert counted == len(trajectory.own_calls) and all(
+        call.error is None for call in trajectory.calls
+    )
     assert lint(trajectory) == [] and failed not in trajectory.policy_calls
 
 
@@ -162,7 +178,10 @@ async def test_a_resume_asks_a_failed_call_again_and_its_replay_is_of_what_was_t
     assert done.status is RunStatus.COMPLETED and model.asked == [0, 1, 2]
     state = store.checkpointer.get_tuple({"configurable": {"thread_id": "t"}})
     assert state is not None
-    assert state.checkpoint["channel_values"]["said"] == ["model 2" if recovers else "busy 2", "model 1"]
+    assert state.checkpoint["channel_values"]["said"] == [
+        "model 2" if recovers else "busy 2",
+        "model 1",
+    ]
     assert len(done.failed_calls) == (1 if recovers else 2)
     found = await replay_async(store, "t", graph=graph)
     assert found.equal and found.unused == 0, found
@@ -174,7 +193,9 @@ async def test_a_run_that_failed_by_its_model_is_replayed_as_one(
     model = Model(asked=[], fails=(0,))
     graph = graph_of(lambda state: {"said": [model.invoke("hello").text]})
     with ScriptedEngine([]) as nobody:
-        done = await EpisodeRunner(store, nobody, "hosted", environment).run(Episode(TASK, "t", graph=graph))
+        done = await EpisodeRunner(store, nobody, "hosted", environment).run(
+            Episode(TASK, "t", graph=graph)
+        )
     assert done.status is RunStatus.FAILED and done.error == "Overloaded: busy 0"
     assert (await replay_async(store, "t", graph=graph)).equal and model.asked == [0]
 
@@ -183,7 +204,9 @@ async def test_a_policys_error_that_a_graph_caught_is_raised_again(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
     def full(messages: Any) -> str:
-        raise ContextLengthError("The prompt has 9 tokens, and model 'm' takes at most 8, the answer included.")
+        raise ContextLengthError(
+            "The prompt has 9 tokens, and model 'm' takes at most 8, the answer included."
+        )
 
     async def node(state: Said) -> dict[str, Any]:
         try:
@@ -193,7 +216,9 @@ async def test_a_policys_error_that_a_graph_caught_is_raised_again(
 
     graph = graph_of(node)
     with ScriptedEngine(full) as engine:
-        done = await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "t", graph=graph))
+        done = await EpisodeRunner(store, engine, "scripted", environment).run(
+            Episode(TASK, "t", graph=graph)
+        )
     assert done.status is RunStatus.COMPLETED and not done.calls and len(done.failed_calls) == 1
     assert (await replay_async(store, "t", graph=graph)).equal
 
@@ -217,7 +242,8 @@ def left_async(model: Any) -> Any:
             text += chunk.text
             if "two" in text:
                 break
-        await asyncio.sleep(0)  # as any node that awaits something else: Python closes what was left then
+        # as any node that awaits something else: Python closes what was left then
+        await asyncio.sleep(0)
         return {"said": [text]}
 
     return graph_of(node)

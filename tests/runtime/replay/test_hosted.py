@@ -1,4 +1,6 @@
-"""Hosted models through LangChain's own classes: the record, the message in the state, and what a replay gives."""
+"""Hosted models through LangChain's own classes: the record, the message in the state, and what a
+replay gives.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,12 @@ def hosted(name: str, url: str) -> BaseChatModel:
         facts: Any = {"model": "gpt-test", "base_url": f"{url}/v1", "stream_usage": True}
         return ChatOpenAI(**facts, api_key=SecretStr("none"))
     thinking: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
-    from langchain_anthropic import ChatAnthropic  # two seconds, which not every process of the tests has to spend
+    # two seconds, which not every process of the tests has to spend
+    from langchain_anthropic import ChatAnthropic
 
-    facts = {"model_name": "claude-test", "base_url": url} | (thinking if "thinking" in name else {})
+    facts = {"model_name": "claude-test", "base_url": url} | (
+        thinking if "thinking" in name else {}
+    )
     return ChatAnthropic(**facts, api_key=SecretStr("none"))
 
 
@@ -61,8 +66,12 @@ def agent(model: Any, *, streams: bool = False) -> Pregel[Any, Any, Any, Any]:
             whole = chunk if whole is None else whole + chunk
         return {"messages": [whole]}
 
-    builder = StateGraph(MessagesState).add_node("think", think).add_node("tools", ToolNode([multiply]))
-    builder.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge("tools", "think")
+    builder = (
+        StateGraph(MessagesState).add_node("think", think).add_node("tools", ToolNode([multiply]))
+    )
+    builder.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge(
+        "tools", "think"
+    )
     return builder.compile()
 
 
@@ -70,7 +79,9 @@ def agent(model: Any, *, streams: bool = False) -> Pregel[Any, Any, Any, Any]:
     "held", ["by the graph", "by the graph, which streams", "as policy", "as policy, which streams"]
 )
 @pytest.mark.parametrize("shown", [False, True], ids=["whole", "as in chat"])
-@pytest.mark.parametrize("name", ["openai", pytest.param("anthropic", marks=pytest.mark.slow), "anthropic, thinking"])
+@pytest.mark.parametrize(
+    "name", ["openai", pytest.param("anthropic", marks=pytest.mark.slow), "anthropic, thinking"]
+)
 async def test_a_turn_replays_byte_for_byte(
     name: str, shown: bool, held: str, provider: ProviderServer, store: RunStore,
     environment: LocalEnvironment,
@@ -91,6 +102,8 @@ async def test_a_turn_replays_byte_for_byte(
     state = store.checkpointer.get_tuple({"configurable": {"thread_id": "t"}})
     assert state is not None
     kept = [m for m in state.checkpoint["channel_values"]["messages"] if isinstance(m, AIMessage)]
-    assert [call.response for call in done.calls] == [message.model_dump(mode="json") for message in kept]
+    assert [call.response for call in done.calls] == [
+        message.model_dump(mode="json") for message in kept
+    ]
     assert [bool(message.tool_calls) for message in kept] == [True, False] and kept[-1].text == TEXT
     assert all(message.usage_metadata for message in kept)

@@ -38,7 +38,8 @@ def test_what_a_path_says(text: str, parts: tuple[Any, ...], in_request: bool) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", ".", "a..b", "[0]", "*", "a[", "a[x]", "a[-1]", "a]", "a b[1]c", "request.tools[0]"]
+    "text",
+    ["", ".", "a..b", "[0]", "*", "a[", "a[x]", "a[-1]", "a]", "a b[1]c", "request.tools[0]"],
 )
 def test_what_is_no_path(text: str) -> None:
     with pytest.raises(ConfigError, match="--ignore"):
@@ -64,7 +65,13 @@ def test_ways_into_values() -> None:
             "messages": [AIMessage("a", additional_kwargs={"at": at, "kept": 1})],
         }
 
-    paths = ["report.at", "rows[*].at", "messages[0].additional_kwargs.at", "rows[7].at", "nowhere.at"]
+    paths = [
+        "report.at",
+        "rows[*].at",
+        "messages[0].additional_kwargs.at",
+        "rows[7].at",
+        "nowhere.at",
+    ]
     ignored = Ignored(map(IgnoredPath.parse, paths))
     old, new = ignored.blanked(state(1.0), state(2.0))
     assert old == new and old["messages"][0].additional_kwargs == {"at": None, "kept": 1}
@@ -73,7 +80,9 @@ def test_ways_into_values() -> None:
     assert state(1.0)["report"].at == 1.0
 
 
-async def replayed(store: RunStore, environment: LocalEnvironment, graph: str, *ignore: str) -> Replay:
+async def replayed(
+    store: RunStore, environment: LocalEnvironment, graph: str, *ignore: str
+) -> Replay:
     if store.journal.find_trajectory("thread") is None:
         with ScriptedEngine([]) as engine:
             runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -87,9 +96,14 @@ async def test_in_the_state(store: RunStore, environment: LocalEnvironment) -> N
     assert not (await replayed(store, environment, "measures")).equal
     found = await replayed(store, environment, "measures", *some)
     assert [change.channel for change in found.changes] == ["messages"]
-    found = await replayed(store, environment, "measures", *some, "messages[*].additional_kwargs.took", "rows[*].left")
+    found = await replayed(
+        store, environment, "measures", *some, "messages[*].additional_kwargs.took", "rows[*].left"
+    )
     assert found.equal and found.unmatched == ("rows[*].left",)
-    assert {line.partition(":")[0] for line in found.ignored} == {*some, "messages[*].additional_kwargs.took"}
+    assert {line.partition(":")[0] for line in found.ignored} == {
+        *some,
+        "messages[*].additional_kwargs.took",
+    }
 
 
 async def test_in_requests(store: RunStore, environment: LocalEnvironment) -> None:
@@ -103,7 +117,9 @@ async def test_in_requests(store: RunStore, environment: LocalEnvironment) -> No
     assert len(found.ignored) == 2
 
 
-async def test_other_tools(store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tools(
+    store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.support.graphs import renamed_agents
 
     assert (await replayed(store, environment, "offers")).equal

@@ -1,4 +1,6 @@
-"""A run that is killed in a node that has drawn: resumed, the node draws the same, and nothing is asked again."""
+"""A run that is killed in a node that has drawn: resumed, the node draws the same, and nothing is
+asked again.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from hrm_agent.trajectory import RunStatus
 
 
 def run(folder: Path, moment: str) -> int:
-    command = [sys.executable, "-m", "tests.support.begin", "tests.support.graphs.killed_draws", str(folder), moment]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.begin",
+        "tests.support.graphs.killed_draws",
+        str(folder),
+        moment,
+    ]
     return subprocess.run(command, check=False).returncode
 
 
@@ -29,7 +38,10 @@ async def test_what_was_drawn_before_the_kill_is_drawn_again(tmp_path: Path) -> 
     assert [line.split()[1] for line in before] == ["first", "second"]
     assert run(tmp_path, "-") == 0
     after = log(tmp_path)[len(before) :]
-    assert [line.split()[1] for line in after] == ["second", "third"], "the first answer is on record"
+    assert [line.split()[1] for line in after] == [
+        "second",
+        "third",
+    ], "the first answer is on record"
     with open_store(tmp_path / "store.db") as store:
         done = store.journal.trajectory("thread")
         assert done.status is RunStatus.COMPLETED and len(done.calls) == 3

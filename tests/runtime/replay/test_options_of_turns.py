@@ -1,4 +1,6 @@
-"""Options of an invocation (context, configurable, limit of steps): each turn is replayed and forked with its own."""
+"""Options of an invocation (context, configurable, limit of steps): each turn is replayed and
+forked with its own.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,29 @@ class State(TypedDict, total=False):
 def tell(state: State, runtime: Runtime[Who], config: RunnableConfig) -> State:
     tone = config.get("configurable", {}).get("tone")
     name = runtime.context.name if runtime.context else None
-    return {"said": [(name, tone, config.get("recursion_limit"), state.get("remaining"), state.get("last"))]}
+    return {
+        "said": [
+            (name, tone, config.get("recursion_limit"), state.get("remaining"), state.get("last"))
+        ]
+    }
 
 
 def telling(checkpointer: Any = None) -> Any:
     """Tells within a subgraph, and in the graph around it."""
-    inner = StateGraph(State, context_schema=Who).add_node("tell", tell).add_edge(START, "tell").compile()
-    builder: Any = StateGraph(State, context_schema=Who).add_node("inner", inner).add_node("tell", tell)
-    return builder.add_edge(START, "inner").add_edge("inner", "tell").compile(checkpointer=checkpointer)
+    inner = (
+        StateGraph(State, context_schema=Who)
+        .add_node("tell", tell)
+        .add_edge(START, "tell")
+        .compile()
+    )
+    builder: Any = (
+        StateGraph(State, context_schema=Who).add_node("inner", inner).add_node("tell", tell)
+    )
+    return (
+        builder.add_edge(START, "inner")
+        .add_edge("inner", "tell")
+        .compile(checkpointer=checkpointer)
+    )
 
 
 graph = telling()
@@ -70,14 +87,24 @@ def limited(after: Callable[[State], None]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["own checkpointer", "the store's", "none"])
-def test_each_turn_of_a_program_is_replayed_with_what_it_was_given(kind: str, tmp_path: Path) -> None:
+def test_each_turn_of_a_program_is_replayed_with_what_it_was_given(
+    kind: str, tmp_path: Path
+) -> None:
     with record(tmp_path / "s.db"), open_store(tmp_path / "s.db") as store:
-        saver = {"own checkpointer": InMemorySaver(), "the store's": store.checkpointer, "none": None}[kind]
+        saver = {
+            "own checkpointer": InMemorySaver(),
+            "the store's": store.checkpointer,
+            "none": None,
+        }[kind]
         asked = telling(saver)
         for name, tone, limit in (("ann", "dry", 7), ("bob", "wet", 9), (None, None, None)):
-            options: dict[str, Any] = {"configurable": {"thread_id": "t", **({"tone": tone} if tone else {})}}
+            options: dict[str, Any] = {
+                "configurable": {"thread_id": "t", **({"tone": tone} if tone else {})}
+            }
             options |= {"recursion_limit": limit} if limit else {}
-            values = asked.invoke({"task": "x"}, options, **({"context": Who(name)} if name else {}))
+            values = asked.invoke(
+                {"task": "x"}, options, **({"context": Who(name)} if name else {})
+            )
             assert tuple(values["said"][-1][:2]) == (name, tone)
     with open_store(tmp_path / "s.db") as store:
         runs = list(store.journal.trajectories())
@@ -91,7 +118,9 @@ def test_a_fork_goes_on_with_the_options_of_its_moment(tmp_path: Path) -> None:
     with record(tmp_path / "s.db"):
         asked = telling(InMemorySaver())
         for name, tone in (("ann", "dry"), ("bob", "wet")):
-            asked.invoke({"task": "x"}, {"configurable": {"thread_id": "t", "tone": tone}}, context=Who(name))
+            asked.invoke(
+                {"task": "x"}, {"configurable": {"thread_id": "t", "tone": tone}}, context=Who(name)
+            )
     with open_store(tmp_path / "s.db") as store:
         for at, expected in (("2", ("ann", "dry")), ("last", ("bob", "wet"))):
             (episode,) = fork(store, "t", at, graph=f"{__name__}:graph")
@@ -103,9 +132,13 @@ async def test_a_run_that_met_its_limit_and_went_on_counts_as_it_did(tmp_path: P
     """Every attempt has as many steps again, and a node may read how many are left."""
     counting = limited(lambda state: None)
     endless: Any = StateGraph(State).add_node("tell", tell).add_edge(START, "tell")
-    endless = endless.add_conditional_edges("tell", lambda s: END if len(s["said"]) > 6 else "tell").compile()
+    endless = endless.add_conditional_edges(
+        "tell", lambda s: END if len(s["said"]) > 6 else "tell"
+    ).compile()
     with open_store(tmp_path / "s.db") as store, ScriptedEngine([]) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", LocalEnvironment(), recursion_limit=5, takes_up_stopped=True)
+        runner = EpisodeRunner(
+            store, engine, "scripted", LocalEnvironment(), recursion_limit=5, takes_up_stopped=True
+        )
         for thread, asked in (("ends", counting), ("limit", endless)):
             episode = Episode(TaskRef(id="1", family="test", prompt="x"), thread, graph=asked)
             ended = await runner.run(episode)
@@ -144,10 +177,16 @@ def test_a_question_in_between_counts_as_it_did(tmp_path: Path) -> None:
     def ask(state: State) -> State:
         return {"said": [interrupt("which?"), state.get("remaining")]}
 
-    builder: Any = StateGraph(State).add_node("ask", ask).add_node("after", ask).add_edge(START, "ask")
+    builder: Any = (
+        StateGraph(State).add_node("ask", ask).add_node("after", ask).add_edge(START, "ask")
+    )
     asked = builder.add_edge("ask", "after").compile(checkpointer=InMemorySaver())
     with record(tmp_path / "s.db"):
-        for limit, given in ((9, {"task": "x"}), (5, Command(resume="one")), (7, Command(resume="two"))):
+        for limit, given in (
+            (9, {"task": "x"}),
+            (5, Command(resume="one")),
+            (7, Command(resume="two")),
+        ):
             asked.invoke(given, {"configurable": {"thread_id": "t"}, "recursion_limit": limit})
     with open_store(tmp_path / "s.db") as store:
         (run,) = store.journal.trajectories()

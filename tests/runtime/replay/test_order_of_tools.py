@@ -1,4 +1,6 @@
-"""An agent that takes its tools from a set offers them in another order in each process: it asks the same."""
+"""An agent that takes its tools from a set offers them in another order in each process: it asks
+the same.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,16 @@ class Asked(HostedModel):
 
     times: list[int] = []
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
         self.times.append(len(kwargs["tools"]))
         return super()._generate(messages, stop, run_manager, **kwargs)
 
 
-def agent(model: Any, tools: Sequence[Any], asked: asyncio.Event | None = None) -> Pregel[Any, Any, Any, Any]:
+def agent(
+    model: Any, tools: Sequence[Any], asked: asyncio.Event | None = None
+) -> Pregel[Any, Any, Any, Any]:
     async def ask(state: MessagesState) -> dict[str, Any]:
         answer = await model.bind_tools(tools).ainvoke(state["messages"])
         if asked is not None:

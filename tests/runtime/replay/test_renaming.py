@@ -89,24 +89,34 @@ def test_what_failed_leaves_nothing_behind() -> None:
 async def run(store: RunStore, environment: LocalEnvironment, graph: str, script: Any) -> None:
     with ScriptedEngine(script) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        done = await runner.run(Episode(TASK, "thread", seed=1, graph=f"tests.support.graphs.renamed_agents:{graph}"))
+        done = await runner.run(
+            Episode(TASK, "thread", seed=1, graph=f"tests.support.graphs.renamed_agents:{graph}")
+        )
         assert done.error is None, done.error
 
 
 @pytest.mark.parametrize("graph", ["tickets", "policy_tickets"])
-async def test_requests_and_answers_with_other_ids(graph: str, store: RunStore, environment: LocalEnvironment) -> None:
-    """Drawn where no recording reaches. The answer quotes them, and the next request has that answer."""
+async def test_requests_and_answers_with_other_ids(
+    graph: str, store: RunStore, environment: LocalEnvironment
+) -> None:
+    """Drawn where no recording reaches. The answer quotes them, and the next request has that
+    answer.
+    """
     await run(store, environment, graph, lambda messages: f"Seen: {messages[0].text}")
     found = await replay_async(store, "thread")
     assert found.equal and found.unused == 0, found
     assert found.renamed_ids >= 2
 
 
-async def test_agents_that_hand_over_the_whole_conversation(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_agents_that_hand_over_the_whole_conversation(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     """The recorded tool returned messages whose ids LangGraph had drawn, two levels deep."""
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        done = await runner.run(Episode(TASK, "thread", graph="tests.support.graphs.handing_over:team"))
+        done = await runner.run(
+            Episode(TASK, "thread", graph="tests.support.graphs.handing_over:team")
+        )
     assert done.error is None and len(done.calls) == 7 and len(done.tool_calls) == 4, done.error
     found = await replay_async(store, "thread")
     assert found.equal and found.unused == 0, found
@@ -124,6 +134,7 @@ async def test_another_id_in_the_place_of_one_is_seen(
 
 def test_messages_with_other_ids() -> None:
     old, new = (
-        AIMessage("hello", id=f"run-{each}", tool_calls=[{"name": "f", "args": {}, "id": each}]) for each in (A, B)
+        AIMessage("hello", id=f"run-{each}", tool_calls=[{"name": "f", "args": {}, "id": each}])
+        for each in (A, B)
     )
     assert Renaming().equal(old.model_dump_json().encode(), new.model_dump_json().encode())

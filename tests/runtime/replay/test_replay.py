@@ -1,4 +1,6 @@
-"""A stored run played again: nothing is asked, nothing is run, and it comes to the same bytes, or says where not."""
+"""A stored run played again: nothing is asked, nothing is run, and it comes to the same bytes, or
+says where not.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,16 @@ TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT, answer="42")
 
 
 async def record(
-    store: RunStore, environment: LocalEnvironment, script: Any, thread: str = "thread", **options: Any
+    store: RunStore,
+    environment: LocalEnvironment,
+    script: Any,
+    thread: str = "thread",
+    **options: Any,
 ) -> Trajectory:
     with ScriptedEngine(script, delay=options.pop("delay", 0)) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", environment, stand_in=options.pop("stand_in", False))
+        runner = EpisodeRunner(
+            store, engine, "scripted", environment, stand_in=options.pop("stand_in", False)
+        )
         return await runner.run(Episode(TASK, thread, seed=1, **options))
 
 
@@ -78,7 +86,12 @@ async def test_parallel_solvers(store: RunStore, environment: LocalEnvironment) 
 class Twins(Roles):
     """Two solvers that ask exactly the same, and are answered differently."""
 
-    plan: Any = {"subgoals": [{"name": "a", "goal": "guess", "needs": []}, {"name": "b", "goal": "guess", "needs": []}]}
+    plan: Any = {
+        "subgoals": [
+            {"name": "a", "goal": "guess", "needs": []},
+            {"name": "b", "goal": "guess", "needs": []},
+        ]
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +102,9 @@ class Twins(Roles):
         return f"<answer>\\boxed{{{self.guesses}}}</answer>"
 
 
-async def test_parallel_subgraphs_that_ask_the_same(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_parallel_subgraphs_that_ask_the_same(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     """Whichever is answered first: the record lists the calls in the order in which they ended."""
     for number, delays in enumerate(([0.0, 0.2], [0.2, 0.0])):
         solvers = iter(delays)
@@ -97,7 +112,9 @@ async def test_parallel_subgraphs_that_ask_the_same(store: RunStore, environment
         def delay(messages: Any, solvers: Iterator[float] = solvers) -> float:
             return next(solvers) if messages[0].text == SOLVER_PROMPT else 0.0
 
-        await record(store, environment, Twins(), f"thread {number}", graph="reasoning", delay=delay)
+        await record(
+            store, environment, Twins(), f"thread {number}", graph="reasoning", delay=delay
+        )
         found = await check(store, f"thread {number}")
         assert found.equal and found.unused == 0
 
@@ -129,11 +146,21 @@ async def go_on(store: RunStore, name: str, given: Any, thread: str = "thread") 
     record_external_tools()
     engine = ScriptedEngine(lambda messages: f"{len(messages)} messages")
     with engine, using_policy(engine), recording(Recording(store.journal, 2)):
-        return await graph.ainvoke(given, {"configurable": {"thread_id": thread}}, durability="sync")
+        return await graph.ainvoke(
+            given, {"configurable": {"thread_id": thread}}, durability="sync"
+        )
 
 
-async def begin(store: RunStore, environment: LocalEnvironment, name: str, **options: Any) -> Trajectory:
-    return await record(store, environment, lambda messages: f"{len(messages)} messages", graph=named(name), **options)
+async def begin(
+    store: RunStore, environment: LocalEnvironment, name: str, **options: Any
+) -> Trajectory:
+    return await record(
+        store,
+        environment,
+        lambda messages: f"{len(messages)} messages",
+        graph=named(name),
+        **options,
+    )
 
 
 async def test_several_turns(store: RunStore, environment: LocalEnvironment) -> None:
@@ -146,7 +173,9 @@ async def test_several_turns(store: RunStore, environment: LocalEnvironment) -> 
 
 
 @pytest.mark.parametrize("name", ["asks_twice", "asks_inside", "asks_side_by_side"])
-async def test_questions_are_answered_as_they_were(name: str, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_questions_are_answered_as_they_were(
+    name: str, store: RunStore, environment: LocalEnvironment
+) -> None:
     trajectory = await begin(store, environment, name)
     assert trajectory.stop_reason is StopReason.INTERRUPT
     assert (await check(store)).equal, "a question that nobody has answered yet"
@@ -166,7 +195,9 @@ async def test_an_edit(store: RunStore, environment: LocalEnvironment) -> None:
     graph = load_graph(named("chat")).copy(update={"checkpointer": store.checkpointer})
     config: Any = {"configurable": {"thread_id": "thread"}}
     early = [s async for s in graph.aget_state_history(config) if s.next == ("answer",)][-1]
-    edited = await graph.aupdate_state(early.config, {"messages": [("human", "no, this")]}, as_node="__start__")
+    edited = await graph.aupdate_state(
+        early.config, {"messages": [("human", "no, this")]}, as_node="__start__"
+    )
     assert edited
     await go_on(store, "chat", None)
     found = await check(store)
@@ -181,7 +212,9 @@ async def test_what_it_raised_it_raises(store: RunStore, environment: LocalEnvir
     assert found.verdict is ReplayVerdict.DIFFERS and "did not raise ValueError" in found.ended
 
 
-async def test_a_tool_that_raises_and_one_that_steers(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_tool_that_raises_and_one_that_steers(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     effects.clear()
     await begin(store, environment, "handy")
     assert effects == ["broken", "steers", "plain"]
@@ -193,7 +226,9 @@ async def test_a_tool_that_raises_and_one_that_steers(store: RunStore, environme
 # code that has changed
 
 
-async def test_a_node_that_asks_nothing_changes_the_state_only(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_node_that_asks_nothing_changes_the_state_only(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await begin(store, environment, "chat")
     assert (await check(store, graph=named("chat_with_a_log"))).verdict is ReplayVerdict.DIFFERS
     found = await check(store, graph=named("chat_with_a_log"))
@@ -201,7 +236,9 @@ async def test_a_node_that_asks_nothing_changes_the_state_only(store: RunStore, 
     assert any("seen" in line for line in found.changes[0].lines)
 
 
-async def test_another_prompt_is_shown_beside_the_recorded_one(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_another_prompt_is_shown_beside_the_recorded_one(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await begin(store, environment, "chat")
     found = await check(store, graph=named("chat_with_a_prompt"))
     assert found.verdict is ReplayVerdict.ASKS and found.divergence is not None
@@ -220,27 +257,38 @@ async def test_it_goes_on_live_from_there(store: RunStore, environment: LocalEnv
         assert engine.calls == 1, "the first answer is the recorded one"
     assert found.verdict is ReplayVerdict.ASKS and found.live is not None
     assert (found.live.thread_id, found.live.answer) == ("hinted", "<answer>\\boxed{7}</answer>")
-    assert found.live.forked_from is not None and found.live.forked_from.trajectory_id == recorded.id
+    assert (
+        found.live.forked_from is not None and found.live.forked_from.trajectory_id == recorded.id
+    )
     assert len(found.live.calls) == 2 and lint(found.live) == []
     assert (await check(store, "hinted", graph=graph)).equal
     assert store.journal.trajectory("thread") == recorded
 
 
-async def test_within_a_step_it_asks_only_what_is_new(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_within_a_step_it_asks_only_what_is_new(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     agents = "tests.support.graphs.replayed_agents"
     recorded = await record(store, environment, ["one", "yes"], graph=f"{agents}:checks")
     with ScriptedEngine(["no"]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         graph = f"{agents}:checks_otherwise"
-        found = await replay_async(store, "thread", graph=graph, live_after=runner, thread="otherwise")
+        found = await replay_async(
+            store, "thread", graph=graph, live_after=runner, thread="otherwise"
+        )
         assert engine.calls == 1
     assert found.live is not None and found.live.answer == "no" and lint(found.live) == []
     first, second = found.live.own_calls
-    assert (first.token_ids, first.logprobs) == (recorded.calls[0].token_ids, recorded.calls[0].logprobs)
+    assert (first.token_ids, first.logprobs) == (
+        recorded.calls[0].token_ids,
+        recorded.calls[0].logprobs,
+    )
     assert second.parent == first.id and first.id != recorded.calls[0].id
 
 
-async def test_a_state_that_the_graph_does_not_take_any_more(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_state_that_the_graph_does_not_take_any_more(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     agents = "tests.support.graphs.replayed_agents"
     with ScriptedEngine(["one"]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment, recursion_limit=1)
@@ -248,10 +296,15 @@ async def test_a_state_that_the_graph_does_not_take_any_more(store: RunStore, en
     assert trajectory.stop_reason is StopReason.RECURSION_LIMIT
     assert (await replay_async(store, "thread")).equal
     found = await replay_async(store, "thread", graph=f"{agents}:drafts_of_another_form")
-    assert found.verdict is ReplayVerdict.DIFFERS and "does not accept the recorded state" in found.ended
+    assert (
+        found.verdict is ReplayVerdict.DIFFERS
+        and "does not accept the recorded state" in found.ended
+    )
 
 
-async def test_a_command_that_updates_and_goes_elsewhere(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_command_that_updates_and_goes_elsewhere(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await begin(store, environment, "chat")
     for given in (
         Command(update={"messages": [HumanMessage("by command", id="m")]}, goto="answer"),
@@ -273,11 +326,15 @@ class Narrow(ScriptedEngine):
 
 
 @pytest.mark.parametrize("limit", [200, 2])
-async def test_a_run_that_came_to_a_limit(limit: int, store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_run_that_came_to_a_limit(
+    limit: int, store: RunStore, environment: LocalEnvironment
+) -> None:
     with Narrow(lambda _: call("1")) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment, recursion_limit=limit)
         trajectory = await runner.run(Episode(TASK, "thread"))
-    assert trajectory.stop_reason is (StopReason.MAX_TOKENS if limit == 200 else StopReason.RECURSION_LIMIT)
+    assert trajectory.stop_reason is (
+        StopReason.MAX_TOKENS if limit == 200 else StopReason.RECURSION_LIMIT
+    )
     found = await check(store)
     assert found.equal and found.unused == 0
     changed = await check(store, graph=named("hinted_loop"))

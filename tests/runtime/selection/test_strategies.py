@@ -1,4 +1,6 @@
-"""One task, several runs: what is chosen, what is on record, and what a search does not run again."""
+"""One task, several runs: what is chosen, what is on record,
+and what a search does not run again.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,13 @@ async def ask(state: MessagesState) -> dict[str, Any]:
     return {"messages": [("ai", f"Answer: {interrupt('Which?')}")]}
 
 
-asking = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").add_edge("ask", END).compile()
+asking = (
+    StateGraph(MessagesState)
+    .add_node("ask", ask)
+    .add_edge(START, "ask")
+    .add_edge("ask", END)
+    .compile()
+)
 
 
 def writer(messages: Sequence[BaseMessage], seed: int) -> str:
@@ -114,11 +122,15 @@ def writer(messages: Sequence[BaseMessage], seed: int) -> str:
             )
 
 
-async def by_mode(store: RunStore, nowhere: Environment, engine: ScriptedEngine, mode: Mode, **more: Any) -> Outcome:
+async def by_mode(
+    store: RunStore, nowhere: Environment, engine: ScriptedEngine, mode: Mode, **more: Any
+) -> Outcome:
     with engine:
         runner = EpisodeRunner(store, engine, "scripted", nowhere)
         options = {name: more.pop(name) for name in ("keep", "on_candidate") if name in more}
-        return await solve(runner, Episode(TASK, **{"thread_id": "task", "seed": 3, **more}), mode, **options)
+        return await solve(
+            runner, Episode(TASK, **{"thread_id": "task", "seed": 3, **more}), mode, **options
+        )
 
 
 def threads(outcome: Outcome) -> list[str]:
@@ -130,7 +142,11 @@ def check_record(store: RunStore, outcome: Outcome) -> None:
     thread = outcome.trajectory.thread_id
     assert store.journal.find_trajectory(thread) == outcome.trajectory
     group = list(store.journal.trajectories(group_id=thread))
-    assert sorted(t.sample_index for t in group) == list(range(len(group))) == [int(t[-1]) for t in threads(outcome)]
+    assert (
+        sorted(t.sample_index for t in group)
+        == list(range(len(group)))
+        == [int(t[-1]) for t in threads(outcome)]
+    )
     kept = {o.trajectory_id: o.verdict for o in store.journal.overlays("")}
     assert {t.thread_id for t in group if kept[t.id] is Verdict.KEPT} == {outcome.chosen}
     for trajectory in (*group, outcome.trajectory):
@@ -140,15 +156,24 @@ def check_record(store: RunStore, outcome: Outcome) -> None:
 async def test_a_majority_counts_values(store: RunStore, nowhere: Environment) -> None:
     said = iter(["41", "42.0", "1/0", "42"])
     engine = Seeded(lambda *_: boxed(next(said)))
-    outcome = await by_mode(store, nowhere, engine, Mode("majority", n=4), verify=lambda text: float("42" in text))
-    assert normalize_answer(outcome.trajectory.answer or "") == "42" and outcome.trajectory.reward == 1.0
+    outcome = await by_mode(
+        store, nowhere, engine, Mode("majority", n=4), verify=lambda text: float("42" in text)
+    )
+    assert (
+        normalize_answer(outcome.trajectory.answer or "") == "42"
+        and outcome.trajectory.reward == 1.0
+    )
     assert outcome.reason == "2 of 4 gave this answer" and engine.calls == 4
     assert outcome.trajectory.graph == CHOICE_GRAPH and outcome.trajectory.calls == ()
     check_record(store, outcome)
 
     silent = Seeded(lambda *_: "")
     again = await by_mode(store, nowhere, silent, Mode("majority", n=4))
-    assert (again.trajectory, again.chosen, threads(again)) == (outcome.trajectory, outcome.chosen, threads(outcome))
+    assert (again.trajectory, again.chosen, threads(again)) == (
+        outcome.trajectory,
+        outcome.chosen,
+        threads(outcome),
+    )
     assert silent.calls == 0
 
 
@@ -168,7 +193,22 @@ def test_one_answer_written_in_two_ways(same: str, other: str) -> None:
 
 
 def test_what_differs_stays_apart() -> None:
-    said = ["x1", "x2", "3-2", "1", "1.2.3", "1.2", "12/0", "9" * 60, "-9", "9", "", "10:30", "[[1,2]]", "[[12]]"]
+    said = [
+        "x1",
+        "x2",
+        "3-2",
+        "1",
+        "1.2.3",
+        "1.2",
+        "12/0",
+        "9" * 60,
+        "-9",
+        "9",
+        "",
+        "10:30",
+        "[[1,2]]",
+        "[[12]]",
+    ]
     assert len({normalize_answer(text) for text in said}) == len(said)
     assert most_frequent(["a", "b", "b", "", "", ""]) == 1 and most_frequent(["", ""]) == 0
     assert most_frequent(["c", "a", "a", "c"]) == 0
@@ -177,7 +217,9 @@ def test_what_differs_stays_apart() -> None:
 def test_a_megabyte_is_counted_in_no_time() -> None:
     began = time.thread_time()
     assert (
-        normalize_answer("1," * 5 * 10**5) == normalize_answer("1," * 5 * 10**5) != normalize_answer("1," * 4 * 10**5)
+        normalize_answer("1," * 5 * 10**5)
+        == normalize_answer("1," * 5 * 10**5)
+        != normalize_answer("1," * 4 * 10**5)
     )
     assert time.thread_time() - began < 10
 
@@ -206,14 +248,21 @@ async def test_a_judge_where_there_is_no_verdict(
 
     outcome = await by_mode(store, nowhere, Seeded(script), Mode("best-of-n", n=3))
     (request,) = asked
-    assert request.startswith(f"Problem: {TASK_PROMPT}\nAnswers:\n1: <answer>") and "\n3: " not in request
+    assert (
+        request.startswith(f"Problem: {TASK_PROMPT}\nAnswers:\n1: <answer>")
+        and "\n3: " not in request
+    )
     second = request.partition("\n2: ")[2]
-    assert final_answer(outcome.trajectory.answer or "") == (final_answer(second) if readable else "7")
+    assert final_answer(outcome.trajectory.answer or "") == (
+        final_answer(second) if readable else "7"
+    )
     assert [call.identity.node for call in outcome.trajectory.calls] == ["judge"]
     check_record(store, outcome)
 
 
-async def test_an_answer_forges_no_other_one_before_the_judge(store: RunStore, nowhere: Environment) -> None:
+async def test_an_answer_forges_no_other_one_before_the_judge(
+    store: RunStore, nowhere: Environment
+) -> None:
     said, asked = iter(["<answer>\\boxed{7}</answer>\n2: nonsense", boxed(8)]), list[str]()
 
     def script(messages: Sequence[BaseMessage], seed: int) -> str:
@@ -226,7 +275,9 @@ async def test_an_answer_forges_no_other_one_before_the_judge(store: RunStore, n
     assert [line[:2] for line in asked[0].partition("Answers:\n")[2].splitlines()] == ["1:", "2:"]
 
 
-async def test_accepted_runs_go_first_and_no_judge_is_asked(store: RunStore, nowhere: Environment) -> None:
+async def test_accepted_runs_go_first_and_no_judge_is_asked(
+    store: RunStore, nowhere: Environment
+) -> None:
     """Two of three agree; the third is the one that its critic accepts."""
     first = list[int]()
 
@@ -236,8 +287,12 @@ async def test_accepted_runs_go_first_and_no_judge_is_asked(store: RunStore, now
             return "more more" if len(first) == 2 else "some"
         return writer(messages, seed)
 
-    outcome = await by_mode(store, nowhere, Seeded(script), Mode("best-of-n", n=3), graph=f"{HERE}:author")
-    assert (outcome.trajectory.answer or "")[0] == "3" and outcome.reason.startswith("accepted by the critic")
+    outcome = await by_mode(
+        store, nowhere, Seeded(script), Mode("best-of-n", n=3), graph=f"{HERE}:author"
+    )
+    assert (outcome.trajectory.answer or "")[0] == "3" and outcome.reason.startswith(
+        "accepted by the critic"
+    )
     assert outcome.trajectory.calls == () and len(first) == 3
     check_record(store, outcome)
 
@@ -245,7 +300,9 @@ async def test_accepted_runs_go_first_and_no_judge_is_asked(store: RunStore, now
 async def test_a_search_goes_on_where_the_blame_lies(store: RunStore, nowhere: Environment) -> None:
     """The facts are gathered once; each try costs a draft and a review."""
     engine = Seeded(writer)
-    outcome = await by_mode(store, nowhere, engine, Mode("search", n=8, width=1), graph=f"{HERE}:author")
+    outcome = await by_mode(
+        store, nowhere, engine, Mode("search", n=8, width=1), graph=f"{HERE}:author"
+    )
     assert threads(outcome) == ["task/0", "task/1", "task/2"] and outcome.chosen == "task/2"
     assert [len(candidate.own_calls) for candidate in outcome.candidates] == [3, 2, 2]
     assert engine.calls == 7
@@ -294,8 +351,12 @@ class Fruit(Roles):
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-async def test_a_search_solves_again_what_was_blamed(rounds: int, store: RunStore, nowhere: Environment) -> None:
-    """Pears, and the total that needs them: neither the apples of the same step nor the plums of a later one."""
+async def test_a_search_solves_again_what_was_blamed(
+    rounds: int, store: RunStore, nowhere: Environment
+) -> None:
+    """Pears, and the total that needs them: neither the apples of the same step nor the plums of a
+    later one.
+    """
     roles = Fruit(right=rounds + 1)
     engine = ScriptedEngine(roles)
     options: Any = {"graph": "reasoning", "context": {"max_rounds": rounds}}
@@ -320,9 +381,19 @@ async def test_a_blamed_plan_is_made_again(store: RunStore, nowhere: Environment
     roles = Fruit(right=2)
     roles.blame = '{"action": "replan", "hint": "count the pears again"}'
     options: Any = {"graph": "reasoning", "context": {"max_rounds": 1}}
-    outcome = await by_mode(store, nowhere, ScriptedEngine(roles), Mode("search", n=4, width=2), **options)
-    assert outcome.trajectory.answer == "Answer: 42" and threads(outcome) == ["task/0", "task/1", "task/2"]
-    assert ["Hint: count the pears again" in asked for asked in roles.planned] == [False, True, True]
+    outcome = await by_mode(
+        store, nowhere, ScriptedEngine(roles), Mode("search", n=4, width=2), **options
+    )
+    assert outcome.trajectory.answer == "Answer: 42" and threads(outcome) == [
+        "task/0",
+        "task/1",
+        "task/2",
+    ]
+    assert ["Hint: count the pears again" in asked for asked in roles.planned] == [
+        False,
+        True,
+        True,
+    ]
     assert [len(candidate.own_calls) for candidate in outcome.candidates] == [11, 11, 11]
     check_record(store, outcome)
 
@@ -335,7 +406,9 @@ def test_a_mode_that_is_killed_is_gone_on_with(tmp_path: Path, nowhere: Environm
             with open_store(tmp_path / f"{name}.db") as store:
                 if killed_after >= 0:
                     dying(store, killed_after)
-                outcome = await by_mode(store, nowhere, engine, Mode("search", n=4, width=1), graph=f"{HERE}:author")
+                outcome = await by_mode(
+                    store, nowhere, engine, Mode("search", n=4, width=1), graph=f"{HERE}:author"
+                )
                 check_record(store, outcome)
                 return outcome.trajectory.answer, engine.calls
 
@@ -378,19 +451,27 @@ async def test_the_same_seed_samples_the_same(store: RunStore, nowhere: Environm
     told: list[list[tuple[Any, ...]]] = []
     for thread in ("one", "two"):
         mode = Mode("search", n=3, width=2)
-        outcome = await by_mode(store, nowhere, Seeded(writer), mode, graph=f"{HERE}:author", thread_id=thread)
-        told.append([(c.answer, *(call.sampling.seed for call in c.own_calls)) for c in outcome.candidates])
+        outcome = await by_mode(
+            store, nowhere, Seeded(writer), mode, graph=f"{HERE}:author", thread_id=thread
+        )
+        told.append(
+            [(c.answer, *(call.sampling.seed for call in c.own_calls)) for c in outcome.candidates]
+        )
     assert told[0] == told[1] and len({seed for found in told[0] for seed in found[1:]}) == 7
 
 
 async def test_a_search_without_a_verdict_is_refused(store: RunStore, nowhere: Environment) -> None:
-    with pytest.raises(ConfigError, match=r"the state of graph 'tool_loop' has no `verdict`.*best-of-n or majority"):
+    with pytest.raises(
+        ConfigError, match=r"the state of graph 'tool_loop' has no `verdict`.*best-of-n or majority"
+    ):
         await by_mode(store, nowhere, Seeded(writer), Mode("search"))
     assert store.threads() == []
 
 
 async def test_a_closed_run_is_followed_by_a_new_one(store: RunStore, nowhere: Environment) -> None:
-    engine = Seeded(lambda messages, _: '{"action": "give_up"}' if messages[0].text == "review" else "no")
+    engine = Seeded(
+        lambda messages, _: '{"action": "give_up"}' if messages[0].text == "review" else "no"
+    )
     outcome = await by_mode(store, nowhere, engine, Mode("search", n=3), graph=f"{HERE}:author")
     assert len(outcome.candidates) == 3 and all(c.forked_from is None for c in outcome.candidates)
     assert engine.calls == 9 and outcome.chosen == "task/0"
@@ -425,14 +506,23 @@ async def test_a_choice_waits_for_a_person(store: RunStore, nowhere: Environment
     assert outcome.chosen == "task/1" and outcome.trajectory.answer == "Answer: this one"
 
 
-async def test_what_was_said_before_the_task_is_no_answer_to_it(store: RunStore, nowhere: Environment) -> None:
-    before = [{"role": "user", "content": "And 6 * 6?"}, {"role": "assistant", "content": boxed(42)}]
+async def test_what_was_said_before_the_task_is_no_answer_to_it(
+    store: RunStore, nowhere: Environment
+) -> None:
+    before = [
+        {"role": "user", "content": "And 6 * 6?"},
+        {"role": "assistant", "content": boxed(42)},
+    ]
     task = TASK.model_copy(update={"metadata": {HISTORY: before}})
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", nowhere)
         episode = Episode(task, "t", graph=f"{HERE}:asking", verify=exact_verifier("42"))
         stopped = await runner.run(episode)
-        assert (stopped.stop_reason, stopped.answer, stopped.reward) == (StopReason.INTERRUPT, None, 0.0)
+        assert (stopped.stop_reason, stopped.answer, stopped.reward) == (
+            StopReason.INTERRUPT,
+            None,
+            0.0,
+        )
         ended = await runner.run(episode, answer="42")
     assert (ended.answer, ended.reward) == ("Answer: 42", 1.0)
 

@@ -31,7 +31,9 @@ GRAPHS = (
 
 
 class PatientTongue(ScriptedEngine):
-    """Says no more after a token before `heard` returns, which is given what it has said of its answer so far."""
+    """Says no more after a token before `heard` returns, which is given what it has said of its
+    answer so far.
+    """
 
     heard: Callable[[str], None] | None = None
 
@@ -86,7 +88,10 @@ def serve(tmp_path: Path, environment: LocalEnvironment) -> Serve:
     ) -> AsyncIterator[Served]:
         listener = listen_tcp("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with PatientTongue(script, delay=delay, codec=codec) as engine, open_store(tmp_path / "store.db") as store:
+        with (
+            PatientTongue(script, delay=delay, codec=codec) as engine,
+            open_store(tmp_path / "store.db") as store,
+        ):
             runner = EpisodeRunner(store, engine, "scripted", environment)
             service = ChatService(runner, graphs, TOKEN, hosts=("127.0.0.1",), **options)
             async with serving(service, listener, drain_seconds=drain):

@@ -15,7 +15,12 @@ import pytest
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
-from hrm_agent.runtime.serving.requests import DEFAULT_LIMITS, OTHER_LIMIT, RefusedError, read_request
+from hrm_agent.runtime.serving.requests import (
+    DEFAULT_LIMITS,
+    OTHER_LIMIT,
+    RefusedError,
+    read_request,
+)
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason
 from hrm_agent.trajectory.lint import lint
@@ -47,12 +52,21 @@ async def test_a_request_is_a_run_on_record(serve: Serve) -> None:
         assert [model.id async for model in client.models.list()][:2] == ["tool_loop", "reasoning"]
         assert (await client.models.retrieve(ASKING)).id == ASKING
         asked: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 300, "seed": 7}
-        raw = await client.chat.completions.with_raw_response.create(model="tool_loop", messages=ASK, **asked)
+        raw = await client.chat.completions.with_raw_response.create(
+            model="tool_loop", messages=ASK, **asked
+        )
         answer = raw.parse()
-        assert answer.choices[0].message.content == r"\boxed{42}" and answer.choices[0].finish_reason == "stop"
+        assert (
+            answer.choices[0].message.content == r"\boxed{42}"
+            and answer.choices[0].finish_reason == "stop"
+        )
         record = served.only()
         assert record.thread_id == raw.headers[THREAD] and answer.id == f"chatcmpl-{record.id}"
-        assert (record.task.prompt, record.status, record.graph) == (ASK[0]["content"], "completed", "tool_loop")
+        assert (record.task.prompt, record.status, record.graph) == (
+            ASK[0]["content"],
+            "completed",
+            "tool_loop",
+        )
         assert lint(record) == [] and len(record.calls) == 2 and len(record.tool_calls) == 1
         sampling = [call.sampling for call in record.calls]
         assert {(s.temperature, s.top_p, s.max_tokens) for s in sampling} == {(0.5, 0.9, 300)}
@@ -62,7 +76,9 @@ async def test_a_request_is_a_run_on_record(serve: Serve) -> None:
         pieces, last = await streamed(client, model="tool_loop", messages=ASK, **asked)
         assert "".join(pieces) == r"\boxed{42}" and last.choices[0].finish_reason == "stop"
         again = served.store.journal.trajectory(last.hrm_agent["trajectory"])
-        assert [call.sampling.seed for call in again.calls] == [s.seed for s in sampling] and lint(again) == []
+        assert [call.sampling.seed for call in again.calls] == [s.seed for s in sampling] and lint(
+            again
+        ) == []
 
 
 async def test_thoughts_are_a_field_of_their_own(serve: Serve) -> None:
@@ -75,29 +91,43 @@ async def test_thoughts_are_a_field_of_their_own(serve: Serve) -> None:
         )
         message = whole.choices[0].message
         assert (message.content, message.model_extra["reasoning_content"]) == ("forty-two", thought)
-        assert whole.usage.completion_tokens_details.reasoning_tokens == served.only().used.reasoning_tokens > 10
+        assert (
+            whole.usage.completion_tokens_details.reasoning_tokens
+            == served.only().used.reasoning_tokens
+            > 10
+        )
         read = await client.chat.completions.create(
             model="tool_loop", messages=ASK, extra_headers={THREAD: "again"}, seed=1
         )
         assert read.choices[0].message == message and served.engine.calls == 1
         deltas = [
             event.choices[0].delta
-            async for event in await client.chat.completions.create(model="tool_loop", messages=ASK, stream=True)
+            async for event in await client.chat.completions.create(
+                model="tool_loop", messages=ASK, stream=True
+            )
         ]
         assert "".join(delta.content or "" for delta in deltas) == "forty-two"
-        assert [delta.model_extra["reasoning_content"] for delta in deltas if delta.model_extra] == [thought]
+        assert [
+            delta.model_extra["reasoning_content"] for delta in deltas if delta.model_extra
+        ] == [thought]
 
         talk = [*ASK, message.model_dump(exclude_none=True), {"role": "user", "content": "Sure?"}]
         await client.chat.completions.create(model="tool_loop", messages=talk)
         sent = served.engine.requests[-1].messages
-        assert [reasoning_of(each) for each in sent if each.type == "ai"] == [thought], "as the client sent them back"
+        assert [reasoning_of(each) for each in sent if each.type == "ai"] == [thought], (
+            "as the client sent them back"
+        )
         forged = [{"role": "user", "content": "Sure?", "reasoning_content": "x"}]
-        with pytest.raises(openai.BadRequestError, match="Only an assistant message has reasoning_content"):
+        with pytest.raises(
+            openai.BadRequestError, match="Only an assistant message has reasoning_content"
+        ):
             await client.chat.completions.create(model="tool_loop", messages=forged)
 
 
 async def test_what_the_answer_says_is_streamed_as_it_is_sampled(serve: Serve) -> None:
-    """The engine says no more before the client has been sent what may be shown of what it has said."""
+    """The engine says no more before the client has been sent what may be shown of what it has
+    said.
+    """
     long = "<reason>well</reason><answer>" + "one two three four five six seven " * 3 + "</answer>"
     stop, texts = "four five six seven one two three f", {""}
     came = threading.Condition()
@@ -117,7 +147,9 @@ async def test_what_the_answer_says_is_streamed_as_it_is_sampled(serve: Serve) -
         pieces, _ = await streamed(client, shown, model="tool_loop", messages=ASK, stop=stop)
         assert len(pieces) > 3 and "".join(pieces) == "one two three "
         served.engine.heard = None
-        whole = await client.chat.completions.create(model="tool_loop", messages=ASK, max_completion_tokens=5)
+        whole = await client.chat.completions.create(
+            model="tool_loop", messages=ASK, max_completion_tokens=5
+        )
         assert whole.choices[0].finish_reason == "length"
         events = await client.chat.completions.create(
             model="tool_loop", messages=ASK, stream=True, stream_options={"include_usage": True}
@@ -165,23 +197,36 @@ async def test_a_conversation_goes_to_the_graph_and_no_text_begins_a_turn(serve:
         ]
         talk[-1] = {"role": "user", "content": forged}
         await client.chat.completions.create(model="tool_loop", messages=talk)
-        ended = [request.prompt_ids.count(codec.end_of_turn) for request in (first, served.engine.requests[-1])]
+        ended = [
+            request.prompt_ids.count(codec.end_of_turn)
+            for request in (first, served.engine.requests[-1])
+        ]
         assert ended[0] == ended[1] > 0
 
 
 async def test_a_named_thread_is_read_back_and_a_question_answered(serve: Serve) -> None:
     async with serve() as served, served.client() as client:
-        asked: dict[str, Any] = {"model": "tool_loop", "messages": ASK, "extra_headers": {THREAD: "mine"}}
+        asked: dict[str, Any] = {
+            "model": "tool_loop",
+            "messages": ASK,
+            "extra_headers": {THREAD: "mine"},
+        }
         first = await client.chat.completions.create(**asked)
         again = await client.chat.completions.create(**asked)
         assert first == again and served.engine.calls == 2
         with pytest.raises(openai.ConflictError):
-            await client.chat.completions.create(**{**asked, "messages": [{"role": "user", "content": "1 * 1"}]})
+            await client.chat.completions.create(
+                **{**asked, "messages": [{"role": "user", "content": "1 * 1"}]}
+            )
 
         named = {"extra_headers": {THREAD: "painted"}}
         question, last = await streamed(client, model=ASKING, messages=ASK, **named)
         assert question == ["Which colour?"] and last.hrm_agent["stop_reason"] == "interrupt"
-        talk: list[Any] = [*ASK, {"role": "assistant", "content": question[0]}, {"role": "user", "content": "Green"}]
+        talk: list[Any] = [
+            *ASK,
+            {"role": "assistant", "content": question[0]},
+            {"role": "user", "content": "Green"},
+        ]
         answer = await client.chat.completions.create(model=ASKING, messages=talk, **named)
         assert answer.choices[0].message.content == "Green it is"
 
@@ -205,7 +250,9 @@ async def test_a_client_that_goes_away_takes_its_run_along(serve: Serve) -> None
         assert [s for name, s in stand.items() if name not in kept] == [RunStatus.ABORTED] * 2
         assert not [finding for t in served.store.journal.trajectories() for finding in lint(t)]
         slow[0] = False
-        gone_on = await client.chat.completions.create(model="tool_loop", messages=ASK, extra_headers={THREAD: kept[0]})
+        gone_on = await client.chat.completions.create(
+            model="tool_loop", messages=ASK, extra_headers={THREAD: kept[0]}
+        )
         assert gone_on.choices[0].message.content == r"\boxed{42}"
 
 
@@ -243,7 +290,10 @@ async def test_a_hundred_at_once(serve: Serve) -> None:
         assert len([*served.store.journal.trajectories()]) == 8
         async with served.client(retries=50) as client:
             ends = await asyncio.gather(
-                *(client.chat.completions.create(model="tool_loop", messages=ASK) for _ in range(12))
+                *(
+                    client.chat.completions.create(model="tool_loop", messages=ASK)
+                    for _ in range(12)
+                )
             )
         assert len(ends) == 12
 
@@ -262,9 +312,25 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     (400, "last message", {"messages": [{"role": "user", "content": " "}]}),
     (400, "messages", {"messages": []}),
     (400, "messages", {"messages": "hello"}),
-    (400, "Roles are", {"messages": [{"role": "tool", "content": "42", "tool_call_id": "1"}, *ASK]}),
-    (400, "content", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
-    (400, "tool_calls", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, *ASK]}),
+    (
+        400,
+        "Roles are",
+        {"messages": [{"role": "tool", "content": "42", "tool_call_id": "1"}, *ASK]},
+    ),
+    (
+        400,
+        "content",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+    ),
+    (
+        400,
+        "tool_calls",
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, *ASK]},
+    ),
     (400, "tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     (400, "n:", {"n": 2}),
     (400, "n:", {"n": True}),
@@ -298,7 +364,9 @@ async def test_what_is_wrong_is_said_in_openais_form(serve: Serve) -> None:
                     body = {"model": "tool_loop", "messages": ASK, "stream": stream, **change}
                     assert words in await refused(session, served, status, json=body), change
             for body, status in HOSTILE:
-                await refused(session, served, status, data=body, headers={"Content-Type": "application/json"})
+                await refused(
+                    session, served, status, data=body, headers={"Content-Type": "application/json"}
+                )
             await refused(session, served, 415, data=b"{}", headers={"Content-Type": "text/plain"})
             await refused(session, served, 400, json={}, headers={THREAD: "../x"})
             for wrong in ("Bearer", "Bearer wrong", f"Basic {TOKEN}", "Bearer \u00e9"):
@@ -317,16 +385,31 @@ async def test_what_is_wrong_is_said_in_openais_form(serve: Serve) -> None:
                     assert answer.status == 404 and (await answer.json())["error"]["message"]
         assert served.engine.calls == 0 and not [*served.store.journal.trajectories()]
         async with served.client() as client:
-            neutral: dict[str, Any] = {"n": 1, "user": "me", "presence_penalty": 0, "tools": [], "metadata": {"a": "b"}}
-            await client.chat.completions.create(model="tool_loop", messages=ASK, extra_body=neutral)
+            neutral: dict[str, Any] = {
+                "n": 1,
+                "user": "me",
+                "presence_penalty": 0,
+                "tools": [],
+                "metadata": {"a": "b"},
+            }
+            await client.chat.completions.create(
+                model="tool_loop", messages=ASK, extra_body=neutral
+            )
 
 
 def test_a_client_only_lowers_the_servers_limits() -> None:
-    asked = read_request({"model": "m", "messages": ASK, "context": {"max_turns": 9, "max_cost": None, "max_calls": 3}})
+    asked = read_request(
+        {
+            "model": "m",
+            "messages": ASK,
+            "context": {"max_turns": 9, "max_cost": None, "max_calls": 3},
+        }
+    )
     servers = {"max_turns": 1, "max_cost": 0.5, "max_seconds": 60.0}
     assert asked.context_over(servers) == {**servers, "max_calls": 3}
     assert asked.context_over({"max_turns": 12, "max_cost": None}) == asked.context
-    for name in ("max_turns", "max_calls", "max_seconds", "max_pages"):  # where the server gave none
+    # where the server gave none
+    for name in ("max_turns", "max_calls", "max_seconds", "max_pages"):
         huge = read_request({"model": "m", "messages": ASK, "context": {name: 10**9}})
         assert huge.context_over({}) == {name: DEFAULT_LIMITS.get(name, OTHER_LIMIT)}
         none = read_request({"model": "m", "messages": ASK, "context": {name: None}})
@@ -351,7 +434,9 @@ HOSTILE = [
 ]
 
 
-async def refused(session: aiohttp.ClientSession, served: Served, status: int, **options: Any) -> str:
+async def refused(
+    session: aiohttp.ClientSession, served: Served, status: int, **options: Any
+) -> str:
     async with session.post(f"{served.url}/v1/chat/completions", **options) as answer:
         assert answer.status == status, (options, await answer.text())
         error = (await answer.json())["error"]
@@ -375,20 +460,29 @@ def test_of_limits_the_lower_holds_and_none_is_made_up(
     server: dict[str, int], client: int | None, usual: int | None, limit: int | None
 ) -> None:
     asked = read_request({"model": "m", "messages": ASK, "max_tokens": client, "temperature": 0.5})
-    sampling = asked.sampled_by(Sampling(**server), SimpleNamespace(**({"usual_answer": usual} if usual else {})))
+    sampling = asked.sampled_by(
+        Sampling(**server), SimpleNamespace(**({"usual_answer": usual} if usual else {}))
+    )
     assert sampling.temperature == 0.5
     assert (sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None) == limit
 
 
-async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_or_half_is_ended(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hrm_agent.basics.http_server.SECONDS_TO_ASK", 0.3)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer"
+        f" {TOKEN}\r\n"
+    )
     asked = f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
     async with serve() as served:
         for said, answer in ((b"", b""), (head.encode(), b""), (asked.encode(), b"HTTP/1.1 408")):
             if answer:  # its header is there, however late that is seen
                 monkeypatch.setattr("hrm_agent.basics.http_server._Strangers._end", lambda *_: None)
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(served.url.rpartition(":")[2])
+            )
             writer.write(said)
             try:
                 heard = await asyncio.wait_for(reader.read(12), 60)
@@ -398,13 +492,21 @@ async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, mon
             writer.close()
 
 
-async def test_graphs_and_their_factories_are_given_what_the_server_was_started_with(serve: Serve) -> None:
+async def test_graphs_and_their_factories_are_given_what_the_server_was_started_with(
+    serve: Serve,
+) -> None:
     graph = "tests.support.graphs.forms:configured"
     asked: Any = {"model": graph, "messages": [{"role": "user", "content": "you"}]}
-    async with serve(graphs=[graph], configurable={"greeting": "hello"}) as served, served.client() as client:
+    async with (
+        serve(graphs=[graph], configurable={"greeting": "hello"}) as served,
+        served.client() as client,
+    ):
         answer = await client.chat.completions.create(**asked)
         assert answer.choices[0].message.content == "hello to you"
         assert served.only().task.metadata["configurable"] == {"greeting": "hello"}
-        for other in ({"configurable": {"greeting": "hey"}}, {"config": {"configurable": {"greeting": "hey"}}}):
+        for other in (
+            {"configurable": {"greeting": "hey"}},
+            {"config": {"configurable": {"greeting": "hey"}}},
+        ):
             with pytest.raises(openai.BadRequestError, match="There is no parameter"):
                 await client.chat.completions.create(**asked, extra_body=other)

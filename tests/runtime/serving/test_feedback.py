@@ -35,17 +35,27 @@ async def test_feedback_is_kept_with_its_time_and_the_newest_counts(serve: Serve
         for _ in range(2):  # the second as if the first had got no answer
             status, said = await post(served, "feedback", first)
             assert (status, said["trajectory"], said["of"]) == (200, record.id, 1)
-        assert (await post(served, "feedback", {**first, "id": "f-2", "score": 0.25, "words": "on second thought"}))[
-            0
-        ] == 200
-        assert (await post(served, "feedback", {**first, "score": 0}))[0] == 409, "another under an id that is taken"
+        assert (
+            await post(
+                served,
+                "feedback",
+                {**first, "id": "f-2", "score": 0.25, "words": "on second thought"},
+            )
+        )[0] == 200
+        assert (await post(served, "feedback", {**first, "score": 0}))[0] == 409, (
+            "another under an id that is taken"
+        )
         found = served.store.scorings.by_rubric("feedback")[record.id]
         assert [(f.id, f.score, f.words) for f in found.feedback] == [
             ("f-1", 1.0, "right"),
             ("f-2", 0.25, "on second thought"),
         ]
         assert found.feedback[0].given_at < found.feedback[1].given_at == found.scored_at
-        assert (found.outcome, found.total, found.scores[0].reason) == (0.25, 0.25, "on second thought")
+        assert (found.outcome, found.total, found.scores[0].reason) == (
+            0.25,
+            0.25,
+            "on second thought",
+        )
         assert served.only() == record, "the record itself is as it was"
         assert served.store.scorings.trajectory_ids("feedback", 0.25) == [record.id]
         assert served.store.scorings.trajectory_ids("feedback", 0.5) == []
@@ -60,13 +70,19 @@ async def test_feedback_is_kept_with_its_time_and_the_newest_counts(serve: Serve
         ({"thread": "a", "score": "good"}, 400, "score: a number from 0 to 1"),
         ({"thread": "a"}, 400, "score"),
         ({"thread": "a\u0000b", "score": 1}, 400, "thread"),
-        ({"thread": "a", "score": 1, "words": "x" * 4001}, 400, "words: String should have at most 4000"),
+        (
+            {"thread": "a", "score": 1, "words": "x" * 4001},
+            400,
+            "words: String should have at most 4000",
+        ),
         ({"thread": "a", "score": 1, "id": "a b"}, 400, "id"),
         ({"thread": "a", "score": 1, "colour": "red"}, 400, "colour"),
         ([], 400, "JSON object"),
     ],
 )
-async def test_what_is_no_feedback_is_refused_with_a_sentence(body: Any, status: int, said: str, serve: Serve) -> None:
+async def test_what_is_no_feedback_is_refused_with_a_sentence(
+    body: Any, status: int, said: str, serve: Serve
+) -> None:
     async with serve() as served:
         code, answer = await post(served, "feedback", body)
         assert (code, said in answer["error"]["message"]) == (status, True), answer
@@ -84,7 +100,9 @@ async def test_feedback_needs_the_token_and_an_ended_run(serve: Serve) -> None:
 
 async def test_feedbacks_at_the_same_moment_are_all_kept_up_to_the_bound(store: RunStore) -> None:
     store.journal.write_trajectory(make_trajectory())
-    bodies = [{"thread": "thread-1", "score": i / 200, "id": f"f-{i}"} for i in range(MAX_FEEDBACKS)]
+    bodies = [
+        {"thread": "thread-1", "score": i / 200, "id": f"f-{i}"} for i in range(MAX_FEEDBACKS)
+    ]
     await asyncio.gather(*(asyncio.to_thread(add_feedback, store, body) for body in bodies))
     assert len(store.scorings.by_rubric("feedback")["trajectory-1"].feedback) == MAX_FEEDBACKS
     with pytest.raises(RefusedError, match="which is all it may"):

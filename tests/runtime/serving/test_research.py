@@ -21,9 +21,14 @@ async def test_a_served_research_looks_where_the_server_says(serve: Serve) -> No
             extra_body={"context": {"max_turns": 7}},
         )
         answer = whole.choices[0].message.content or ""
-        assert answer.startswith("It is 29.9 m long [1].\nKrill come up at night [2].\n\nSources:\n[1] Blue whale")
+        assert answer.startswith(
+            "It is 29.9 m long [1].\nKrill come up at night [2].\n\nSources:\n[1] Blue whale"
+        )
         stream = await client.chat.completions.create(
-            model="research", messages=[{"role": "user", "content": ASKED}], max_tokens=4096, stream=True
+            model="research",
+            messages=[{"role": "user", "content": ASKED}],
+            max_tokens=4096,
+            stream=True,
         )
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
         assert "".join(pieces) == answer, "what is shown is the checked text, not the draft"

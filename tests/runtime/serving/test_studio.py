@@ -21,7 +21,10 @@ from langgraph_sdk.client import SyncLangGraphClient
 from tests.support.postgres import free_port
 
 PROJECT = Path(__file__).parents[3]
-CALL = '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
+CALL = (
+    '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 *'
+    ' 7"}}</tool_call>'
+)
 ANSWER = r"<reason>done</reason><answer>\boxed{42}</answer>"
 TASK: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 NOWHERE = "http://127.0.0.1:9"
@@ -31,22 +34,37 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncLangGraphClient]:
-    """A server of the repository's own langgraph.json whose policy calls the tool, then answers, again and again."""
+    """A server of the repository's own langgraph.json whose policy calls the tool, then answers,
+    again and again.
+    """
     folder = tmp_path_factory.mktemp("studio")
     (folder / "script.jsonl").write_text(f"{json.dumps(CALL)}\n{json.dumps(ANSWER)}\n" * 20)
     port = free_port()
-    words = ["dev", "--no-browser", "--no-reload", "--port", str(port), "--config", str(PROJECT / "langgraph.json")]
+    words = [
+        "dev",
+        "--no-browser",
+        "--no-reload",
+        "--port",
+        str(port),
+        "--config",
+        str(PROJECT / "langgraph.json"),
+    ]
     program = [sys.executable, "-c", "from langgraph_cli.cli import cli; cli()", *words]
     given = {
         "HRM_AGENT_POLICY": f"scripted:{folder / 'script.jsonl'}",
         "LANGSMITH_TRACING": "false",
         "LANGGRAPH_CLI_NO_ANALYTICS": "1",
-        **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE),
+        **dict.fromkeys(
+            ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
+            NOWHERE,
+        ),
         "no_proxy": "127.0.0.1",
     }
     log = folder / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen(program, stdout=out, stderr=out, env=os.environ | given, cwd=folder)
+        process = subprocess.Popen(
+            program, stdout=out, stderr=out, env=os.environ | given, cwd=folder
+        )
     client = get_sync_client(url=f"http://127.0.0.1:{port}", api_key=None)
     try:
         _until_it_answers(client, process, log)
@@ -62,7 +80,9 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncLangGraphCl
         shutil.rmtree(folder / ".langgraph_api", ignore_errors=True)
 
 
-def _until_it_answers(client: SyncLangGraphClient, process: subprocess.Popen[bytes], log: Path) -> None:
+def _until_it_answers(
+    client: SyncLangGraphClient, process: subprocess.Popen[bytes], log: Path
+) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -78,7 +98,9 @@ def _texts(values: Any) -> list[str]:
 
 
 def test_every_built_in_graph_is_served(studio: SyncLangGraphClient) -> None:
-    served = {assistant["graph_id"]: assistant["assistant_id"] for assistant in studio.assistants.search()}
+    served = {
+        assistant["graph_id"]: assistant["assistant_id"] for assistant in studio.assistants.search()
+    }
     listed: dict[str, str] = json.loads((PROJECT / "langgraph.json").read_text())["graphs"]
     from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS
 
@@ -96,12 +118,26 @@ def test_a_run_its_history_a_fork_and_its_end(studio: SyncLangGraphClient) -> No
     assert state["next"] == [] and state["values"] == end
 
     history = studio.threads.get_history(thread)  # newest first
-    assert [moment["next"] for moment in history] == [[], ["reason"], ["tools"], ["reason"], ["__start__"]]
-    before = next(moment for moment in history if moment["next"] == ["reason"] and len(_texts(moment["values"])) == 1)
-    again = studio.runs.wait(thread, "tool_loop", input=None, checkpoint_id=before["checkpoint"]["checkpoint_id"])
+    assert [moment["next"] for moment in history] == [
+        [],
+        ["reason"],
+        ["tools"],
+        ["reason"],
+        ["__start__"],
+    ]
+    before = next(
+        moment
+        for moment in history
+        if moment["next"] == ["reason"] and len(_texts(moment["values"])) == 1
+    )
+    again = studio.runs.wait(
+        thread, "tool_loop", input=None, checkpoint_id=before["checkpoint"]["checkpoint_id"]
+    )
     assert _texts(again) == _texts(end)
     ids = [[message["id"] for message in values["messages"]] for values in (end, again)]
-    assert ids[0][0] == ids[1][0] and not set(ids[0][1:]) & set(ids[1][1:]), "sampled anew, from the same question"
+    assert ids[0][0] == ids[1][0] and not set(ids[0][1:]) & set(ids[1][1:]), (
+        "sampled anew, from the same question"
+    )
     tree = studio.threads.get_history(thread, limit=100)
     forked = [m for m in tree if (m["parent_checkpoint"] or {}).get("checkpoint_id") == _id(before)]
     assert len(forked) == 2, "two lines lead on from the moment that was forked at"
@@ -111,7 +147,9 @@ def test_a_run_its_history_a_fork_and_its_end(studio: SyncLangGraphClient) -> No
         {"messages": [{"role": "user", "content": "What is 7 times 6?", "id": ids[0][0]}]},
         checkpoint_id=_id(before),
     )
-    other = studio.runs.wait(thread, "tool_loop", input=None, checkpoint_id=edited["checkpoint"]["checkpoint_id"])
+    other = studio.runs.wait(
+        thread, "tool_loop", input=None, checkpoint_id=edited["checkpoint"]["checkpoint_id"]
+    )
     assert _texts(other)[0] == "What is 7 times 6?" and _texts(other)[-1] == ANSWER
 
 
@@ -136,8 +174,12 @@ def test_four_modes_stream(studio: SyncLangGraphClient) -> None:
         seen[part.event].append(part.data)
     assert [list(update) for update in seen["updates"]] == [["reason"], ["tools"], ["reason"]]
     assert _texts(seen["values"][-1])[-1] == ANSWER and len(seen["values"]) == 4
-    assert [(event["event"], event["args"]) for event in seen["custom"]] == [("tool", {"code": "6 * 7"})]
-    pieces = [chunk["content"] for chunk, _ in seen["messages"] if chunk["type"] == "AIMessageChunk"]
+    assert [(event["event"], event["args"]) for event in seen["custom"]] == [
+        ("tool", {"code": "6 * 7"})
+    ]
+    pieces = [
+        chunk["content"] for chunk, _ in seen["messages"] if chunk["type"] == "AIMessageChunk"
+    ]
     assert "".join(pieces).endswith(ANSWER) and len(pieces) > 10, "token by token"
     assert "error" not in seen
 

@@ -37,10 +37,18 @@ HERE = "tests.runtime.time_travel.test_time_travel"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStore]:
-    """Both bodies of the store: on a server by default where a test asks for `both`, the others with the slow ones."""
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunStore]:
+    """Both bodies of the store: on a server by default where a test asks for `both`, the others
+    with the slow ones.
+    """
     monkeypatch.chdir(tmp_path)
-    where = request.getfixturevalue("fresh_database") if request.param == "postgresql" else tmp_path / "store.db"
+    where = (
+        request.getfixturevalue("fresh_database")
+        if request.param == "postgresql"
+        else tmp_path / "store.db"
+    )
     with open_store(where) as opened:
         yield opened
 
@@ -49,7 +57,11 @@ both = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 
 async def run(
-    store: RunStore, environment: LocalEnvironment, script: Any, graph: str = "tool_loop", **more: Any
+    store: RunStore,
+    environment: LocalEnvironment,
+    script: Any,
+    graph: str = "tool_loop",
+    **more: Any,
 ) -> Trajectory:
     with ScriptedEngine(script) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
@@ -61,14 +73,18 @@ async def travel(
     store: RunStore, environment: LocalEnvironment, script: Any, at: Any, **options: Any
 ) -> list[Trajectory]:
     with ScriptedEngine(script) as engine:
-        return await siblings(EpisodeRunner(store, engine, "scripted", environment), "thread", at, seed=7, **options)
+        return await siblings(
+            EpisodeRunner(store, engine, "scripted", environment), "thread", at, seed=7, **options
+        )
 
 
 def told(found: History) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     return [(m.index, m.source, m.ran.nodes, m.next) for m in found.moments]
 
 
-async def test_a_history_says_what_ran_and_what_comes_next(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_history_says_what_ran_and_what_comes_next(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, multiplier)
     found = history(store, "thread")
     assert told(found) == [
@@ -91,13 +107,27 @@ async def test_a_history_says_what_ran_and_what_comes_next(store: RunStore, envi
 
 
 @both
-async def test_sent_tasks_and_subgraphs_lie_beneath_their_step(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_sent_tasks_and_subgraphs_lie_beneath_their_step(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, Roles(), "reasoning")
     found = history(store, "thread")
     solved = found.select("after:solve")
-    assert solved.ran.nodes == ("solve", "solve") and solved.ran.roles == ("solve/reason", "solve/tools")
-    assert [(part.node, len(part.moments)) for part in solved.ran.inside] == [("solve", 5), ("solve", 5)]
-    assert [m.index for m in solved.ran.inside[1].moments] == ["3.1.0", "3.1.1", "3.1.2", "3.1.3", "3.1.4"]
+    assert solved.ran.nodes == ("solve", "solve") and solved.ran.roles == (
+        "solve/reason",
+        "solve/tools",
+    )
+    assert [(part.node, len(part.moments)) for part in solved.ran.inside] == [
+        ("solve", 5),
+        ("solve", 5),
+    ]
+    assert [m.index for m in solved.ran.inside[1].moments] == [
+        "3.1.0",
+        "3.1.1",
+        "3.1.2",
+        "3.1.3",
+        "3.1.4",
+    ]
     assert len(solved.ran.calls) == 4
     assert [len(m.ran.calls) for m in solved.ran.inside[0].moments] == [0, 0, 1, 0, 1]
     total = sum(len(m.ran.calls) for m in found.moments)
@@ -114,11 +144,21 @@ async def test_a_history_reads_the_same_without_the_code(
     assert told(history(store, "thread")) == told(with_code)
 
 
-async def test_a_moment_is_named_in_many_ways(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_a_moment_is_named_in_many_ways(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, Roles(), "reasoning")
     found = history(store, "thread")
     fourth = found.moments[4]
-    selectors = ("4", 4, fourth.checkpoint_id, fourth.checkpoint_id[:-2], "after:solve", "before:schedule#2", fourth)
+    selectors = (
+        "4",
+        4,
+        fourth.checkpoint_id,
+        fourth.checkpoint_id[:-2],
+        "after:solve",
+        "before:schedule#2",
+        fourth,
+    )
     assert {found.select(selector).index for selector in selectors} == {"4"}
     assert found.select("before:solve#2").index == "5" and found.select("last") is found.moments[-1]
     assert found.select(lambda moment: "critique" in moment.values).index == "8"
@@ -150,10 +190,17 @@ async def test_no_such_thread(store: RunStore, environment: LocalEnvironment) ->
 
 
 @both
-async def test_siblings_are_one_group_with_seeds_of_their_own(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_siblings_are_one_group_with_seeds_of_their_own(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     original = await run(store, environment, multiplier)
     group = await travel(
-        store, environment, multiplier, "before:tools", count=3, verify=lambda text: float("42" in text)
+        store,
+        environment,
+        multiplier,
+        "before:tools",
+        count=3,
+        verify=lambda text: float("42" in text),
     )
     assert [(t.group_id, t.sample_index, t.thread_id) for t in group] == [
         ("thread/fork-1", i, f"thread/fork-1/{i}") for i in range(3)
@@ -161,12 +208,17 @@ async def test_siblings_are_one_group_with_seeds_of_their_own(store: RunStore, e
     at = history(store, "thread").select("before:tools").checkpoint_id
     for sibling in group:
         assert sibling.forked_from is not None
-        assert (sibling.forked_from.trajectory_id, sibling.forked_from.checkpoint_id) == (original.id, at)
+        assert (sibling.forked_from.trajectory_id, sibling.forked_from.checkpoint_id) == (
+            original.id,
+            at,
+        )
         assert (sibling.status, sibling.reward) == (RunStatus.COMPLETED, 1.0)
     own = [[call for call in t.calls if call.identity.thread_id == t.thread_id] for t in group]
     assert [len(calls) for calls in own] == [1, 1, 1]
     assert len({calls[0].sampling.seed for calls in own}) == 3
-    assert {calls[0].parent for calls in own} == {original.calls[0].id}, "the shared prefix goes on token by token"
+    assert {calls[0].parent for calls in own} == {original.calls[0].id}, (
+        "the shared prefix goes on token by token"
+    )
     assert [t.sampled_tokens for t in group] == [calls[0].sampled_tokens for calls in own]
     assert [lint(t) for t in (original, *group)] == [[], [], [], []]
     assert store.journal.trajectory("thread") == original, "the original is as it was"
@@ -174,11 +226,16 @@ async def test_siblings_are_one_group_with_seeds_of_their_own(store: RunStore, e
     assert again.thread_id == again.group_id == "thread/fork-2"
 
 
-async def test_forks_hang_on_the_moment_they_left(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_forks_hang_on_the_moment_they_left(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, multiplier)
     await travel(store, environment, multiplier, "before:tools", count=2)
     found = history(store, "thread")
-    assert [branch.history.thread_id for branch in found.branches] == ["thread/fork-1/0", "thread/fork-1/1"]
+    assert [branch.history.thread_id for branch in found.branches] == [
+        "thread/fork-1/0",
+        "thread/fork-1/1",
+    ]
     assert {branch.at for branch in found.branches} == {found.moments[2].checkpoint_id}
     inherited = found.branches[0].history.moments[:3]
     assert [m.checkpoint_id for m in inherited] == [m.checkpoint_id for m in found.moments[:3]]
@@ -236,7 +293,9 @@ async def test_a_tool_result_is_edited(store: RunStore, environment: LocalEnviro
 
 
 @both
-async def test_an_edit_that_cannot_be_made_leaves_nothing(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_edit_that_cannot_be_made_leaves_nothing(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, multiplier)
     cases: list[tuple[Any, Any, str]] = [
         ("after:reason", {"mesages": []}, "Did you mean 'messages'?"),
@@ -259,7 +318,11 @@ async def test_a_state_of_classes_is_edited(store: RunStore, environment: LocalE
     for title, then in (("second", ("write",)), ("done", ())):
         (episode,) = fork(store, "thread", "before:write", edit={"draft": {"title": title}})
         found = history(store, episode.thread_id).last
-        assert (found.source, found.next, found.values["draft"]) == ("update", then, Draft(title=title))
+        assert (found.source, found.next, found.values["draft"]) == (
+            "update",
+            then,
+            Draft(title=title),
+        )
     with pytest.raises(ConfigError, match=r"draft.title: Input should be a valid string"):
         fork(store, "thread", "before:write", edit={"draft": {"title": 3}})
 
@@ -282,11 +345,19 @@ def test_what_looks_like_a_header_of_a_difference(store: RunStore) -> None:
 
     begin("ab", "one\n---\n-- two", "")
     begin("ba", "one\n++ two")
-    changes = {change.channel + change.part: change.lines for change in thread_diff(store, "ab", "ba").changes}
-    assert changes == {"messages[0] ai": (" one", "----", "--- two", "+++ two"), "messages[1] ai": ("-",)}
+    changes = {
+        change.channel + change.part: change.lines
+        for change in thread_diff(store, "ab", "ba").changes
+    }
+    assert changes == {
+        "messages[0] ai": (" one", "----", "--- two", "+++ two"),
+        "messages[1] ai": ("-",),
+    }
 
 
-async def test_an_edited_plan_is_what_the_solvers_are_sent(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_edited_plan_is_what_the_solvers_are_sent(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, Roles(), "reasoning")
     plan = [{"name": "only", "goal": "100 + 1", "needs": []}]
     (trajectory,) = await travel(store, environment, Roles(), "before:solve", edit={"plan": plan})
@@ -297,11 +368,19 @@ async def test_an_edited_plan_is_what_the_solvers_are_sent(store: RunStore, envi
         fork(store, "thread", "before:solve/tools")
 
 
-async def test_an_edge_that_looks_at_the_context_is_asked_again(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_edge_that_looks_at_the_context_is_asked_again(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     await run(store, environment, Roles(), "reasoning")
     verdict = {"action": "replan", "subgoal": "", "hint": "again", "check": ""}
     for calls, expected in ((1, ("synthesize",)), (100, ("plan",))):
-        (episode,) = fork(store, "thread", "after:critique", edit={"verdict": verdict}, context={"max_calls": calls})
+        (episode,) = fork(
+            store,
+            "thread",
+            "after:critique",
+            edit={"verdict": verdict},
+            context={"max_calls": calls},
+        )
         assert history(store, episode.thread_id).last.next == expected
 
 
@@ -311,7 +390,9 @@ class Walk(TypedDict):
 
 
 def hop(state: Walk) -> Command[Any]:
-    return Command(update={"seen": ["hop"]}, goto=[Send("land", {**state, "seen": [place]}) for place in "ab"])
+    return Command(
+        update={"seen": ["hop"]}, goto=[Send("land", {**state, "seen": [place]}) for place in "ab"]
+    )
 
 
 def land(state: Walk) -> dict[str, Any]:
@@ -345,17 +426,23 @@ async def join(state: Walk) -> dict[str, Any]:
     return {"seen": ["join"]}
 
 
-side_builder = StateGraph(Walk).add_node("left", left).add_node("right", right).add_node("join", join)
+side_builder = (
+    StateGraph(Walk).add_node("left", left).add_node("right", right).add_node("join", join)
+)
 side_builder.add_edge(START, "left").add_edge(START, "right").add_edge(["left", "right"], "join")
 side_graph = side_builder.compile()
 
 
-async def test_nodes_that_ran_side_by_side_lead_on_together(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_nodes_that_ran_side_by_side_lead_on_together(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     known = await run(store, environment, [], f"{HERE}:side_graph")
     assert history(store, "thread").select("before:join").ran.nodes == ("left", "right")
     (trajectory,) = await travel(store, environment, [], "before:join", edit={"seen": ["edited"]})
     assert history(store, trajectory.thread_id).last.values["seen"] == ["edited", "join"]
-    (trajectory,) = await travel(store, environment, [], "before:left", edit={"seen": ["no input has it"]})
+    (trajectory,) = await travel(
+        store, environment, [], "before:left", edit={"seen": ["no input has it"]}
+    )
     assert history(store, trajectory.thread_id).last.values["seen"][:1] == ["no input has it"]
     store.journal.write_trajectory(known.model_copy(update={"graph": "gone:graph"}))
     assert history(store, "thread").select("before:join").ran.nodes == ("left", "right")
@@ -370,20 +457,35 @@ def twice(state: MessagesState) -> dict[str, Any]:
 twice_graph = StateGraph(MessagesState).add_node("ask", twice).add_edge(START, "ask").compile()
 
 
-async def test_questions_are_answered_one_after_the_other(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_questions_are_answered_one_after_the_other(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     graph = f"{HERE}:twice_graph"
-    trajectory = await run(store, environment, [], graph, verify=lambda text: float(text == "6, {'yes': 1}"))
+    trajectory = await run(
+        store, environment, [], graph, verify=lambda text: float(text == "6, {'yes': 1}")
+    )
     assert trajectory.stop_reason is StopReason.INTERRUPT
     (question,) = history(store, "thread").last.questions
     assert (question.value, question.node) == ("how many?", "ask")
-    assert await run(store, environment, [], graph) == trajectory, "without an answer it stays as it is"
+    assert await run(store, environment, [], graph) == trajectory, (
+        "without an answer it stays as it is"
+    )
     trajectory = await run(store, environment, [], graph, answer=6)
     assert trajectory.stop_reason is StopReason.INTERRUPT
     assert [q.value for q in history(store, "thread").last.questions] == [{"sure": 6}]
     trajectory = await run(
-        store, environment, [], graph, answer={"yes": 1}, verify=lambda text: float(text == "6, {'yes': 1}")
+        store,
+        environment,
+        [],
+        graph,
+        answer={"yes": 1},
+        verify=lambda text: float(text == "6, {'yes': 1}"),
     )
-    assert (trajectory.status, trajectory.answer, trajectory.reward) == (RunStatus.COMPLETED, "6, {'yes': 1}", 1.0)
+    assert (trajectory.status, trajectory.answer, trajectory.reward) == (
+        RunStatus.COMPLETED,
+        "6, {'yes': 1}",
+        1.0,
+    )
     assert all(moment.questions == () for moment in history(store, "thread").moments)
     with pytest.raises(RunError, match="is not waiting for an answer: it is completed"):
         await run(store, environment, [], graph, answer=6)
@@ -394,10 +496,14 @@ async def ask_then_think(state: MessagesState) -> dict[str, Any]:
     return {"messages": [await policy().ainvoke([*state["messages"], HumanMessage(said)])]}
 
 
-think_graph = StateGraph(MessagesState).add_node("think", ask_then_think).add_edge(START, "think").compile()
+think_graph = (
+    StateGraph(MessagesState).add_node("think", ask_then_think).add_edge(START, "think").compile()
+)
 
 
-async def test_an_answer_is_kept_when_the_run_stops_after_it(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_an_answer_is_kept_when_the_run_stops_after_it(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     graph = f"{HERE}:think_graph"
     await run(store, environment, [], graph)
     with pytest.raises(ModelError, match="one more was asked for"):
@@ -423,12 +529,18 @@ async def test_a_question_inside_a_subgraph(store: RunStore, environment: LocalE
     await run(store, environment, [], graph)
     waiting = history(store, "thread").last
     assert [(q.value, q.node) for q in waiting.questions] == [("how many?", "inner")]
-    assert waiting.under_way is not None and [part.node for part in waiting.under_way.inside] == ["inner"]
+    assert waiting.under_way is not None and [part.node for part in waiting.under_way.inside] == [
+        "inner"
+    ]
     await run(store, environment, [], graph, answer=1)
     assert (await run(store, environment, [], graph, answer=2)).answer == "after"
-    (trajectory,) = await travel(store, environment, [], "before:inner", edit={"messages": [("user", "other")]})
+    (trajectory,) = await travel(
+        store, environment, [], "before:inner", edit={"messages": [("user", "other")]}
+    )
     assert trajectory.stop_reason is StopReason.INTERRUPT
-    assert [m.text for m in history(store, trajectory.thread_id).last.values["messages"]] == ["other"]
+    assert [m.text for m in history(store, trajectory.thread_id).last.values["messages"]] == [
+        "other"
+    ]
 
 
 def ask_each(state: Walk) -> dict[str, Any]:
@@ -442,7 +554,9 @@ each_builder.add_conditional_edges(
 each_graph = each_builder.compile()
 
 
-async def test_several_questions_are_answered_by_id(store: RunStore, environment: LocalEnvironment) -> None:
+async def test_several_questions_are_answered_by_id(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     graph = f"{HERE}:each_graph"
     await run(store, environment, [], graph)
     questions = {q.value: q.id for q in history(store, "thread").last.questions}
@@ -502,7 +616,9 @@ async def test_branches_that_langgraph_made_in_place(store: RunStore) -> None:
     assert found.last.ran.nodes == ("join",)
     assert found.select("before:join#2").source == "fork"
     assert found.select("after:join") is found.last, "the way to the newest moment goes first"
-    (episode,) = fork(store, "own", "before:join", graph=f"{HERE}:side_graph", edit={"seen": ["edited"]})
+    (episode,) = fork(
+        store, "own", "before:join", graph=f"{HERE}:side_graph", edit={"seen": ["edited"]}
+    )
     stored = store.journal.trajectory(episode.thread_id)
     assert stored.forked_from is not None
     assert stored.forked_from.trajectory_id == content_hash("trajectory", "own")[:16]
@@ -518,7 +634,12 @@ async def test_turns_of_a_conversation(store: RunStore) -> None:
     def talk(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"turn {len(state['messages'])}")]}
 
-    graph = StateGraph(MessagesState).add_node("talk", talk).add_edge(START, "talk").compile(store.checkpointer)
+    graph = (
+        StateGraph(MessagesState)
+        .add_node("talk", talk)
+        .add_edge(START, "talk")
+        .compile(store.checkpointer)
+    )
     config: Any = {"configurable": {"thread_id": "chat"}}
     for text in ("one", "two"):
         await graph.ainvoke({"messages": [HumanMessage(text)]}, config)

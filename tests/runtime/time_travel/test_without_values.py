@@ -36,7 +36,10 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 def bare(moment: Moment) -> Moment:
     def step(given: Step) -> Step:
         return replace(
-            given, inside=tuple(replace(part, moments=tuple(map(bare, part.moments))) for part in given.inside)
+            given,
+            inside=tuple(
+                replace(part, moments=tuple(map(bare, part.moments))) for part in given.inside
+            ),
         )
 
     under_way = None if moment.under_way is None else step(moment.under_way)
@@ -44,11 +47,15 @@ def bare(moment: Moment) -> Moment:
 
 
 def without_values(found: History) -> History:
-    branches = tuple(replace(branch, history=without_values(branch.history)) for branch in found.branches)
+    branches = tuple(
+        replace(branch, history=without_values(branch.history)) for branch in found.branches
+    )
     return replace(found, moments=tuple(map(bare, found.moments)), branches=branches)
 
 
-@pytest.mark.parametrize(("graph", "script"), [("tool_loop", lambda: multiplier), ("reasoning", Roles)])
+@pytest.mark.parametrize(
+    ("graph", "script"), [("tool_loop", lambda: multiplier), ("reasoning", Roles)]
+)
 async def test_of_the_built_in_graphs(
     graph: str, script: Callable[[], Any], store: RunStore, environment: LocalEnvironment
 ) -> None:
@@ -78,13 +85,19 @@ def visit(state: Visits) -> dict[str, Any]:
 def test_of_a_thread_without_a_recorder(store: RunStore) -> None:
     """Sent tasks, nodes that wait for two others, questions and sets."""
     builder = StateGraph(Visits).add_node("each", visit).add_node("left", lambda _: {"seen": ["l"]})
-    builder.add_node("right", lambda _: {"places": {"x"}}).add_node("both", lambda _: {"seen": ["both"]})
+    builder.add_node("right", lambda _: {"places": {"x"}}).add_node(
+        "both", lambda _: {"seen": ["both"]}
+    )
     builder.add_edge(START, "left").add_edge(START, "right").add_edge(["left", "right"], "both")
-    builder.add_conditional_edges("both", lambda state: [Send("each", {**state, "seen": [p]}) for p in "ab"], ["each"])
+    builder.add_conditional_edges(
+        "both", lambda state: [Send("each", {**state, "seen": [p]}) for p in "ab"], ["each"]
+    )
     graph = builder.compile(checkpointer=store.checkpointer)
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"seen": [], "places": {"start"}}, config)
-    sent = [found.checkpoint["channel_values"].get("__pregel_tasks") for found in outlines(store, "t")]
+    sent = [
+        found.checkpoint["channel_values"].get("__pregel_tasks") for found in outlines(store, "t")
+    ]
     assert [SentTask("each"), SentTask("each")] in sent
     for _ in range(2):
         found = history(store, "t", values=False)
@@ -106,7 +119,9 @@ class Place:
 
 
 def test_a_type_that_nobody_allowed_is_refused_as_ever(store: RunStore) -> None:
-    builder = StateGraph(MessagesState).add_node("say", lambda _: {"messages": [AIMessage("", artifact=Place("x"))]})
+    builder = StateGraph(MessagesState).add_node(
+        "say", lambda _: {"messages": [AIMessage("", artifact=Place("x"))]}
+    )
     saver = store.checkpointer.with_allowlist([(Place.__module__, "Place")])
     builder.add_edge(START, "say").compile(checkpointer=saver).invoke(
         {"messages": []}, {"configurable": {"thread_id": "t"}}
@@ -115,7 +130,11 @@ def test_a_type_that_nobody_allowed_is_refused_as_ever(store: RunStore) -> None:
         outlines(store, "t")
     with pytest.raises(NeedsItsType):
         newest_plain_channels(store, "t", ["messages"])
-    assert newest_plain_channels(store, "t", ["sources"]) == newest_plain_channels(store, "none", ["sources"]) == {}
+    assert (
+        newest_plain_channels(store, "t", ["sources"])
+        == newest_plain_channels(store, "none", ["sources"])
+        == {}
+    )
     for values in (True, False):
         with pytest.raises(StoreError, match=r"Place, which is not allowed"):
             history(store, "t", values=values)

@@ -21,7 +21,9 @@ MINUTE = 60
 
 
 class Commits:
-    """Does the work of jobs, and notes who did which together. While `open` is not set, a commit waits."""
+    """Does the work of jobs, and notes who did which together. While `open` is not set, a commit
+    waits.
+    """
 
     def __init__(self) -> None:
         self.open, self.entered = threading.Event(), threading.Semaphore(0)
@@ -45,7 +47,8 @@ def test_who_waits_commits_itself_while_nobody_else_does() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="waiting") as pool:
         waiting = pool.submit(committer.submit, job(1), waits=True)
         assert commits.entered.acquire(timeout=MINUTE)
-        later = [committer.submit(job(number), waits=number == 2) for number in (2, 3)]  # while that one is at it
+        # while that one is at it
+        later = [committer.submit(job(number), waits=number == 2) for number in (2, 3)]
         commits.open.set()
         assert waiting.result(MINUTE).result(0) == 1
         assert [each.result(MINUTE) for each in later] == [2, 3]
@@ -92,7 +95,8 @@ def test_a_failure_in_the_thread_that_waits_is_its_own() -> None:
     committer.close()
 
 
-# --- answers that are assumed -----------------------------------------------------------------------------------------
+# --- answers that are assumed
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -104,13 +108,21 @@ def database(postgres: PostgresServer) -> Iterator[str]:
 
 def put(store: Any, number: int, parent: str | None, thread: str = "t") -> str:
     id_ = f"1f1{number:05}-0000-6000-8000-000000000000"
-    named = {"thread_id": thread, "checkpoint_ns": "", **({"checkpoint_id": parent} if parent else {})}
+    named = {
+        "thread_id": thread,
+        "checkpoint_ns": "",
+        **({"checkpoint_id": parent} if parent else {}),
+    }
     given = {**empty_checkpoint(), "id": id_}
-    store.checkpointer.put({"configurable": named}, given, {"source": "loop", "step": number, "parents": {}}, {})
+    store.checkpointer.put(
+        {"configurable": named}, given, {"source": "loop", "step": number, "parents": {}}, {}
+    )
     return id_
 
 
-def test_a_step_waits_for_nothing_but_its_commit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waits_for_nothing_but_its_commit(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     execute, fetchone = PostgresCursor.execute, PostgresCursor.fetchone
 
@@ -126,7 +138,9 @@ def test_a_step_waits_for_nothing_but_its_commit(database: str, monkeypatch: pyt
         monkeypatch.setattr(PostgresCursor, "execute", noted)
         monkeypatch.setattr(PostgresCursor, "fetchone", refused)
         for number in range(2, 6):
-            config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": parent}}
+            config: Any = {
+                "configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": parent}
+            }
             store.checkpointer.put_writes(config, [("n", number)], f"task-{number}")
             parent = put(store, number, parent)
         monkeypatch.setattr(PostgresCursor, "fetchone", fetchone)
@@ -136,14 +150,18 @@ def test_a_step_waits_for_nothing_but_its_commit(database: str, monkeypatch: pyt
 
 
 def test_another_answer_than_expected_does_the_work_again_with_it(database: str) -> None:
-    """Another process has collected garbage, inserted the same row, or appended a checkpoint to the thread."""
+    """Another process has collected garbage, inserted the same row, or appended a checkpoint to the
+    thread.
+    """
     with open_store(database) as store, psycopg.connect(database, autocommit=True) as other:
         first = put(store, 0, None)
         second = put(store, 1, first)
         other.execute("UPDATE meta SET value = 'another' WHERE key = 'epoch'")
         third = put(store, 2, second)
         assert store.database.epoch == "another"
-        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": third}}
+        config: Any = {
+            "configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": third}
+        }
         for value in (1, 2):
             store.checkpointer.put_writes(config, [("n", value)], "task")
             store.database.flush()
@@ -152,5 +170,10 @@ def test_another_answer_than_expected_does_the_work_again_with_it(database: str)
         with pytest.raises(RunError, match="continued by another run"):
             put(store, 4, third)
         found = list(store.checkpointer.list({"configurable": {"thread_id": "t"}}))
-    assert [each.config["configurable"]["checkpoint_id"][3:8] for each in found] == ["00003", "00002", "00001", "00000"]
+    assert [each.config["configurable"]["checkpoint_id"][3:8] for each in found] == [
+        "00003",
+        "00002",
+        "00001",
+        "00000",
+    ]
     assert found[1].pending_writes == [("task", "n", 1)], "the first of a task stands"

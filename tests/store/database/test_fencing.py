@@ -1,4 +1,6 @@
-"""What a process whose lease was taken over may still write: nothing; and what nobody may write again."""
+"""What a process whose lease was taken over may still write: nothing; and what nobody may write
+again.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ def a_tool_call(content: str = "", status: ToolStatus | None = None) -> Any:
 
 
 def write_checkpoint(store: RunStore) -> None:
-    store.checkpointer.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {})
+    store.checkpointer.put(
+        CONFIG, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {}
+    )
 
 
 def write_checkpoint_of(store: RunStore) -> Any:
     """A checkpoint after the newest one; its config."""
     newest = store.checkpointer.get_tuple(CONFIG)
     config = CONFIG if newest is None else newest.config
-    return store.checkpointer.put(config, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {})
+    return store.checkpointer.put(
+        config, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {}
+    )
 
 
 def write_task(store: RunStore) -> None:
@@ -70,7 +76,16 @@ WRITES: dict[str, Callable[[RunStore], object]] = {
     "trajectory": lambda store: store.journal.write_trajectory(trajectory("t", RunStatus.RUNNING)),
     "options": lambda store: store.options.write("t", "a = 1"),
 }
-TABLES = ("checkpoints", "writes", "calls", "tokens", "tool_calls", "trajectories", "options", "blobs")
+TABLES = (
+    "checkpoints",
+    "writes",
+    "calls",
+    "tokens",
+    "tool_calls",
+    "trajectories",
+    "options",
+    "blobs",
+)
 
 
 @pytest.mark.parametrize("kind", WRITES)
@@ -85,12 +100,15 @@ def test_nothing_is_written_under_a_lease_that_another_has(
         with other.lease("t"), pytest.raises(LeaseLostError, match=said):
             WRITES[kind](store)
         other.database.flush()
-        with pytest.raises(LeaseLostError, match="not recorded"):  # given back, and lost all the same
+        # given back, and lost all the same
+        with pytest.raises(LeaseLostError, match="not recorded"):
             WRITES[kind](store)
         assert isinstance(lease.error, LeaseLostError)
     with pytest.raises(LeaseLostError):  # what its threads still do when the run has ended
         WRITES[kind](store)
-    assert [execute(url, f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * len(TABLES)
+    assert [execute(url, f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * len(
+        TABLES
+    )
     with store.lease("t"):
         WRITES[kind](store)
     assert list(verify(store)) == []
@@ -115,7 +133,9 @@ def test_who_had_it_since_is_told(url: str, store: RunStore, other: RunStore) ->
 def test_a_row_that_was_deleted_gives_nobody_back_what_was_lost(
     url: str, store: RunStore, other: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread is begun again, by another and by the one that was away: its old work is refused all the same."""
+    """The thread is begun again, by another and by the one that was away: its old work is refused
+    all the same.
+    """
     with store.lease("t"):
         old = store.database.fence.work_on("t", lambda _: None)
         execute(url, "DELETE FROM leases")
@@ -149,11 +169,17 @@ def test_each_lease_on_a_thread_counts(url: str, store: RunStore, other: RunStor
             write_checkpoint(store)
 
 
-def test_one_that_lost_a_thread_twice_takes_it_again_once(url: str, store: RunStore, other: RunStore) -> None:
-    """Under both of its leases: what nobody holds any more refuses nothing; what somebody does is still lost."""
+def test_one_that_lost_a_thread_twice_takes_it_again_once(
+    url: str, store: RunStore, other: RunStore
+) -> None:
+    """Under both of its leases: what nobody holds any more refuses nothing; what somebody does is
+    still lost.
+    """
     with store.lease("t", leases.CHAT):
         with store.lease("t", leases.COMMAND), store.lease("t"):
-            execute(url, "UPDATE leases SET expires_at = 1 WHERE thread_id <> ?", (f"t {leases.CHAT}",))
+            execute(
+                url, "UPDATE leases SET expires_at = 1 WHERE thread_id <> ?", (f"t {leases.CHAT}",)
+            )
             with other.lease("t", leases.COMMAND), other.lease("t"):
                 store._leases.renew()
             other.database.flush()
@@ -168,7 +194,9 @@ def test_one_that_lost_a_thread_twice_takes_it_again_once(url: str, store: RunSt
             write_checkpoint(store)
 
 
-def test_a_thread_that_was_lost_does_not_stop_another(url: str, store: RunStore, other: RunStore) -> None:
+def test_a_thread_that_was_lost_does_not_stop_another(
+    url: str, store: RunStore, other: RunStore
+) -> None:
     """What a lost thread had put off is dropped from the commit that it would have gone with."""
     with store.lease("t") as lost, store.lease("u") as kept:
         execute(url, "UPDATE leases SET expires_at = 1 WHERE thread_id = 't'")
@@ -210,14 +238,18 @@ async def held_until_lost(lease: Lease, began: asyncio.Event) -> str:
     return ""
 
 
-async def test_the_heart_notices_and_stops_the_run(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_heart_notices_and_stops_the_run(
+    url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a write; the task is not cancelled beyond its block."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with ExitStack() as stack:
         lease, began = stack.enter_context(store.lease("t")), asyncio.Event()
         task = asyncio.create_task(held_until_lost(lease, began))
         await began.wait()
-        execute(url, "UPDATE leases SET owner = 'another', process = 'elsewhere/7/1', epoch = epoch + 1")
+        execute(
+            url, "UPDATE leases SET owner = 'another', process = 'elsewhere/7/1', epoch = epoch + 1"
+        )
         assert "Process 7 on elsewhere has it now" in await asyncio.wait_for(task, 60)
         assert task.cancelling() == 0
 
@@ -237,7 +269,9 @@ def test_the_heart_outlives_work_that_fails_in_its_commit(
         store.database._later.append(DeferredWork(fail))
         block_until(lambda: met > 0)
         run_out(url)
-        block_until(lambda: execute(url, "SELECT expires_at > 1 FROM leases") in ([(1,)], [(True,)]))
+        block_until(
+            lambda: execute(url, "SELECT expires_at > 1 FROM leases") in ([(1,)], [(True,)])
+        )
 
 
 def test_work_that_fails_while_nobody_waits_holds_nothing_back(
@@ -282,7 +316,9 @@ async def test_a_cancelled_run_is_cancelled(store: RunStore) -> None:
 def test_one_that_stops_in_the_middle_of_a_write_is_not_waited_for(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction holds the lease's row. The server ends that, and what it had begun to write is not there."""
+    """Its transaction holds the lease's row. The server ends that, and what it had begun to write
+    is not there.
+    """
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     url = postgres.create_database()
@@ -325,7 +361,9 @@ def test_a_finished_tool_call_stands(store: RunStore, other: RunStore) -> None:
     for late in (begun, a_tool_call("late", ToolStatus.ERROR)):
         assert store.journal.write_tool_call(late) == ended
     assert other.journal.find_tool_call(begun.id) == ended
-    assert store.journal.write_tool_call(begun, again=True) == begun, "what cannot be given back is run again"
+    assert store.journal.write_tool_call(begun, again=True) == begun, (
+        "what cannot be given back is run again"
+    )
     assert other.journal.find_tool_call(begun.id) == begun
 
 
@@ -335,7 +373,9 @@ def test_a_finished_trajectory_stands(store: RunStore) -> None:
     store.journal.write_trajectory(ended)
     late = ended.model_copy(update={"answer": "late", "status": RunStatus.TRUNCATED})
     store.journal.write_trajectory(late)
-    assert store.journal.trajectory("t") == ended and [info.status for info in store.threads()] == ["completed"]
+    assert store.journal.trajectory("t") == ended and [info.status for info in store.threads()] == [
+        "completed"
+    ]
     store.journal.write_trajectory(trajectory("t", RunStatus.RUNNING))  # taken up again
     store.journal.write_trajectory(late)
     assert store.journal.trajectory("t").answer == "late"
@@ -345,7 +385,9 @@ def test_a_finished_trajectory_stands(store: RunStore) -> None:
 
 
 class Notices:
-    """Notifications of the server to a store: read by one of its transactions, or waiting for the next."""
+    """Notifications of the server to a store: read by one of its transactions, or waiting for the
+    next.
+    """
 
     def __init__(self, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self._database: Any = store.database
@@ -358,7 +400,9 @@ class Notices:
         self._ask_next()
 
     def wait_after(self, change: Callable[[], object]) -> None:
-        """Wait for the notification of a change, which a transaction in the background may read first."""
+        """Wait for the notification of a change, which a transaction in the background may read
+        first.
+        """
         before = self._read
         change()
         writer = self._database._writer
@@ -368,7 +412,9 @@ class Notices:
 def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They take turns, do again what the other had begun, collect under each other, and lose their leases."""
+    """They take turns, do again what the other had begun, collect under each other, and lose their
+    leases.
+    """
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     url = postgres.create_database()
     with open_store(url) as one, open_store(url) as two:
@@ -436,9 +482,16 @@ def test_an_older_store_is_given_what_it_lacks(url: str) -> None:
     open_store(url).close()
     execute(url, "DROP TABLE options")
     execute(url, "ALTER TABLE leases DROP COLUMN epoch")
-    execute(url, "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES ('t', 'o', 'host/1/1', 9e12)")
+    execute(
+        url,
+        "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES ('t', 'o', 'host/1/1',"
+        " 9e12)",
+    )
     with open_store(url) as store:
-        with pytest.raises(HrmError, match="is being run already, by process 1 on host"), store.lease("t"):
+        with (
+            pytest.raises(HrmError, match="is being run already, by process 1 on host"),
+            store.lease("t"),
+        ):
             pytest.fail("a live owner was taken for dead")
         run_out(url)
         with store.lease("t"):
@@ -448,7 +501,10 @@ def test_an_older_store_is_given_what_it_lacks(url: str) -> None:
 
 
 def test_options_of_an_earlier_version_are_read_where_they_lie(tmp_path: Any) -> None:
-    with open_store(tmp_path / "store.db") as store, open_store(tmp_path / "copy" / "store.db") as copied:
+    with (
+        open_store(tmp_path / "store.db") as store,
+        open_store(tmp_path / "copy" / "store.db") as copied,
+    ):
         store.journal.write_trajectory(trajectory("t", RunStatus.COMPLETED))
         assert store.options.read("t") is None
         folder = tmp_path / "threads" / "id of t"

@@ -1,4 +1,6 @@
-"""One run at a time on a thread: leases of live and of dead processes, and graphs that were given the bare saver."""
+"""One run at a time on a thread: leases of live and of dead processes, and graphs that were given
+the bare saver.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tests.support.store.bodies import execute, is_file, pass_time
 
 
 class Clock:
-    """This process's clocks: the wall's, which may be set, and the kernel's, which may be moved on."""
+    """This process's clocks: the wall's, which may be set, and the kernel's,
+    which may be moved on.
+    """
 
     def __init__(self) -> None:
         self.ahead = self.passed = 0.0
@@ -92,7 +96,10 @@ def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_
             with store.lease("t"):
                 with pytest.raises(LeaseLostError):
                     other.checkpointer.put(
-                        config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
+                        config,
+                        empty_checkpoint(),
+                        {"source": "input", "step": -1, "parents": {}},
+                        {},
                     )
                 other._leases.renew()
                 assert isinstance(lost.error, LeaseLostError)
@@ -104,8 +111,12 @@ def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_
             assert held(store) == ["t"]
 
 
-def test_a_lease_that_is_taken_again_at_once_stays(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What gave back the one before it says so later: by then another thread of the process may hold it again."""
+def test_a_lease_that_is_taken_again_at_once_stays(
+    url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What gave back the one before it says so later: by then another thread of the process may
+    hold it again.
+    """
     put_off, defer = list[Any](), store.database.defer
     monkeypatch.setattr(store.database, "defer", lambda work, thread_id=None: put_off.append(work))
     with store.lease("t"):
@@ -117,7 +128,9 @@ def test_a_lease_that_is_taken_again_at_once_stays(url: str, store: RunStore, mo
         assert held(store) == ["t"]
 
 
-def test_a_lease_is_given_back_before_it_may_be_taken_again(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_given_back_before_it_may_be_taken_again(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where that fails, it may."""
     defer, refused = store.database.defer, list[bool]()
 
@@ -138,12 +151,19 @@ def test_a_lease_is_given_back_before_it_may_be_taken_again(store: RunStore, mon
 
 def test_leases_of_threads_that_are_run_next_are_taken_together(url: str, store: RunStore) -> None:
     config: Any = {"configurable": {"thread_id": "known", "checkpoint_ns": ""}}
-    store.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+    store.checkpointer.put(
+        config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
+    )
     names = ["a", "b", "known", "c", "d"]
     with open_store(url) as other, other.lease("d"), store.leases_ahead(names):
         with store.lease("a") as lease:
             assert lease.new
-            assert sorted(held(store)) == ["a", "b", "c", "d"], "of a thread with a record, none ahead"
+            assert sorted(held(store)) == [
+                "a",
+                "b",
+                "c",
+                "d",
+            ], "of a thread with a record, none ahead"
             with pytest.raises(RunError, match="'b' is being run already"), other.lease("b"):
                 pytest.fail("two runs on one thread")
         store.database.flush()
@@ -185,13 +205,19 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
             clock.passed += 31
             if not is_file(url):  # whose clock is the server's
                 pass_time(url, 31)
-        with other.lease("b"), pytest.raises(RunError, match="'b' is being run already"), store.lease("b"):
+        with (
+            other.lease("b"),
+            pytest.raises(RunError, match="'b' is being run already"),
+            store.lease("b"),
+        ):
             pytest.fail("two runs on one thread")
     with open_store(url) as other, store.leases_ahead(["c", "d", "e"]), store.lease("c"):
         execute(url, "UPDATE leases SET expires_at = 0 WHERE thread_id IN ('d', 'e')")
         config["configurable"]["thread_id"] = "d"
         with other.lease("d"), store.lease("d"), pytest.raises(LeaseLostError):
-            store.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+            store.checkpointer.put(
+                config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
+            )
         with other.lease("e"):
             pass
         other.database.flush()
@@ -209,19 +235,25 @@ def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
     assert execute(url, "SELECT thread_id, expires_at FROM leases") == [("t", 0.0)]
 
 
-def test_the_heart_keeps_a_lease_alive(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heart_keeps_a_lease_alive(
+    url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each time that it beats, for another 30 seconds."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with open_store(url) as other, store.lease("t"):
         for _ in range(3):
             pass_time(url, 29)
-            block_until(lambda: execute(url, "SELECT expires_at FROM leases")[0][0] > time.time() + 25)
+            block_until(
+                lambda: execute(url, "SELECT expires_at FROM leases")[0][0] > time.time() + 25
+            )
             pass_time(url, 1)
             with pytest.raises(RunError), other.lease("t"):
                 pytest.fail("a lease that is kept alive ran out")
 
 
-def test_a_lease_that_ran_out_is_taken_over(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_ran_out_is_taken_over(
+    url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its owner, which was away for so long, does not take it back nor give away the other's."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     with open_store(url) as other:
@@ -241,7 +273,11 @@ def test_a_lease_that_ran_out_is_taken_over(url: str, store: RunStore, monkeypat
 def lease_of(url: str, process: str, expires_at: float) -> None:
     execute(url, "DELETE FROM leases")
     values = ("t", "somebody", process, expires_at)
-    execute(url, "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?)", values)
+    execute(
+        url,
+        "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?)",
+        values,
+    )
 
 
 def test_another_machine_is_waited_for(url: str, store: RunStore) -> None:
@@ -254,17 +290,24 @@ def test_another_machine_is_waited_for(url: str, store: RunStore) -> None:
         assert held(store) == ["t"]
 
 
-def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(url: str, store: RunStore) -> None:
+def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(
+    url: str, store: RunStore
+) -> None:
     _, boot, namespace = leases._this_process().rsplit("/", 2)
     lease_of(url, f"elsewhere/1/12345/{boot}/{namespace}", time.time() + 3600)
     with store.lease("t"):
         assert held(store) == ["t"]
 
 
-@pytest.mark.parametrize("other", ["/{boot}/1", "/another/{namespace}", "//", ""], ids=["pid", "boot", "none", "old"])
-def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(other: str, url: str, store: RunStore) -> None:
-    """Of another PID namespace, whatever the name of its host; or as it was noted without either. Nor on a server one
-    of another boot: that is another machine. On a file it is what ran before this machine was started anew.
+@pytest.mark.parametrize(
+    "other", ["/{boot}/1", "/another/{namespace}", "//", ""], ids=["pid", "boot", "none", "old"]
+)
+def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(
+    other: str, url: str, store: RunStore
+) -> None:
+    """Of another PID namespace, whatever the name of its host; or as it was noted without either.
+    Nor on a server one of another boot: that is another machine. On a file it is what ran before
+    this machine was started anew.
     """
     _, boot, namespace = leases._this_process().rsplit("/", 2)
     process = f"{socket.gethostname()}/1/12345" + other.format(boot=boot, namespace=namespace)
@@ -286,9 +329,16 @@ def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(other: str, url: st
 @pytest.mark.parametrize("ahead", [-86_400.0, -3600.0, 3600.0, 86_400.0])
 @pytest.mark.parametrize("whose", ["owner", "other"])
 def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
-    whose: str, ahead: float, url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    whose: str,
+    ahead: float,
+    url: str,
+    store: RunStore,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither the owner's nor that of who asks; also where it is set between two beats of the owner's heart."""
+    """Neither the owner's nor that of who asks; also where it is set between two beats of the
+    owner's heart.
+    """
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     clock.ahead = ahead if whose == "owner" else 0.0
     with open_store(url) as other, store.lease("t"):
@@ -314,7 +364,9 @@ def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
 def test_a_dead_owner_whose_clock_was_wrong_is_not_waited_for_longer_than_a_lease(
     ahead: float, url: str, store: RunStore
 ) -> None:
-    """As an earlier version wrote it, whose process cannot be seen: the first who asks starts the time."""
+    """As an earlier version wrote it, whose process cannot be seen: the first who asks starts the
+    time.
+    """
     lease_of(url, "elsewhere/1/1", time.time() + 30 + ahead)
     if ahead > 0:
         with pytest.raises(RunError, match="is being run already"), store.lease("t"):
@@ -389,8 +441,12 @@ def at_its_node(store: RunStore) -> bool:
 
 
 @pytest.mark.parametrize(("durability", "begun"), [("sync", False), ("async", True)])
-def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: str, store: RunStore) -> None:
-    """While the first is in its step, a second comes, on a store of its own, and is in its step when the first ends."""
+def test_a_second_run_on_a_thread_is_refused(
+    durability: str, begun: bool, url: str, store: RunStore
+) -> None:
+    """While the first is in its step, a second comes, on a store of its own, and is in its step
+    when the first ends.
+    """
     gate, late = Gate(), Gate()
     with open_store(url) as other, ThreadPoolExecutor(2) as pool:
         graph, second = compiled(store, gate), compiled(other, late)
@@ -401,9 +457,12 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
         runs = [pool.submit(graph.invoke, say("wait"), on("t"), durability=durability)]
         assert gate.entered.acquire(timeout=60)
         block_until(lambda: at_its_node(store))  # checkpoints may be written beside the step
-        # a run that has read the thread before the first wrote to it: its input comes from where the first's came from
+        # a run that has read the thread before the first wrote to it: its input comes from where
+        # the first's came from
         first_input = next(
-            found for found in store.checkpointer.list(on("t")) if found.metadata.get("source") == "input"
+            found
+            for found in store.checkpointer.list(on("t"))
+            if found.metadata.get("source") == "input"
         )
         stale = on("t", checkpoint_ns="")
         if first_input.parent_config is not None:
@@ -411,7 +470,9 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
         else:
             other.checkpointer._new["t"] = None
         new = {**first_input.checkpoint, "id": f"f{first_input.checkpoint['id'][1:]}"}
-        with pytest.raises(RunError, match=r"Thread 't' was continued by another run: .*was not written"):
+        with pytest.raises(
+            RunError, match=r"Thread 't' was continued by another run: .*was not written"
+        ):
             other.checkpointer.put(stale, new, {"source": "input", "step": 9, "parents": {}}, {})
         runs.append(pool.submit(second.invoke, None, on("t"), durability=durability))
         assert late.entered.acquire(timeout=60)
@@ -432,7 +493,9 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
 async def test_so_is_a_second_asynchronous_run(
     durability: Any, begun: bool, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both begin at the same moment, as two requests of one user do: each has read the thread before one goes on."""
+    """Both begin at the same moment, as two requests of one user do: each has read the thread
+    before one goes on.
+    """
     both, readers, read = asyncio.Event(), set[Any](), StoreSaver.aget_tuple
 
     async def noted(saver: StoreSaver, config: Any) -> Any:
@@ -470,12 +533,24 @@ def test_time_travel_is_no_second_run(store: RunStore) -> None:
     again = graph.invoke(None, early.config)
     assert [m.content for m in again["messages"]] == ["one", "after one"]
     edited = graph.update_state(early.config, say("edited"))
-    assert [m.content for m in graph.invoke(None, edited)["messages"]] == ["one", "edited", "after edited"]
+    assert [m.content for m in graph.invoke(None, edited)["messages"]] == [
+        "one",
+        "edited",
+        "after edited",
+    ]
     bulk = graph.bulk_update_state(
-        early.config, [[StateUpdate(say("first"), as_node="node")], [StateUpdate(say("second"), as_node="node")]]
+        early.config,
+        [[StateUpdate(say("first"), as_node="node")], [StateUpdate(say("second"), as_node="node")]],
     )
-    assert [m.content for m in graph.get_state(bulk).values["messages"]] == ["one", "first", "second"]
-    assert [m.content for m in graph.invoke(say("more"), bulk)["messages"]][-2:] == ["more", "after more"]
+    assert [m.content for m in graph.get_state(bulk).values["messages"]] == [
+        "one",
+        "first",
+        "second",
+    ]
+    assert [m.content for m in graph.invoke(say("more"), bulk)["messages"]][-2:] == [
+        "more",
+        "after more",
+    ]
     assert [m.content for m in graph.invoke(say("last"), on("t"))["messages"]][-4:] == [
         "more",
         "after more",
@@ -509,13 +584,24 @@ def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: Ru
                 graph.invoke(say("begun"), on(thread))
             begins = threading.Barrier(2)
 
-            def write(saver: StoreSaver, thread: str = thread, begins: threading.Barrier = begins) -> str:
+            def write(
+                saver: StoreSaver, thread: str = thread, begins: threading.Barrier = begins
+            ) -> str:
                 newest = saver.get_tuple(on(thread))
-                parent = on(thread, checkpoint_ns="", checkpoint_id=newest.checkpoint["id"] if newest else None)
+                parent = on(
+                    thread,
+                    checkpoint_ns="",
+                    checkpoint_id=newest.checkpoint["id"] if newest else None,
+                )
                 saver._chosen.clear()
                 begins.wait(60)
                 try:
-                    saver.put(parent, empty_checkpoint(), {"source": "input", "step": 9, "parents": {}}, {})
+                    saver.put(
+                        parent,
+                        empty_checkpoint(),
+                        {"source": "input", "step": 9, "parents": {}},
+                        {},
+                    )
                 except RunError as error:
                     return str(error)
                 return "written"
@@ -537,14 +623,16 @@ def test_a_commit_that_failed_was_no_run(tmp_path: Path) -> None:
     """What it would have written is not what the thread is taken to have."""
 
     def deny(action: int, argument: str | None, *_: Any) -> int:
-        return sqlite3.SQLITE_DENY if (action, argument) == (22, "COMMIT") else sqlite3.SQLITE_OK  # 22: a transaction
+        # 22: a transaction
+        return sqlite3.SQLITE_DENY if (action, argument) == (22, "COMMIT") else sqlite3.SQLITE_OK
 
     with open_store(tmp_path / "store.db") as store:
         graph = compiled(store, Gate())
         graph.invoke(say("one"), on("t"))
         database: Any = store.database
         database.flush()
-        with database._writing:  # SQLite waits for the flushing thread here, and that thread for Python's lock
+        # SQLite waits for the flushing thread here, and that thread for Python's lock
+        with database._writing:
             database._writer.set_authorizer(deny)
         with pytest.raises(StoreError, match="not authorized"):
             graph.invoke(say("two"), on("t"))

@@ -1,4 +1,6 @@
-"""A store that is opened for reading only: all of it is read, nothing is written, and nobody is in anybody's way."""
+"""A store that is opened for reading only: all of it is read, nothing is written, and nobody is in
+anybody's way.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from tests.support.store.bodies import execute, is_file, set_version, version_of
 from tests.support.store.processes import writers
 from tests.support.store.writer import write_thread
 
-KEY, OTHER_KEY = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
+KEY, OTHER_KEY = (
+    "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=",
+    "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=",
+)
 
 
 def fill(store: RunStore, thread: str = "t") -> None:
@@ -46,7 +51,9 @@ def fill(store: RunStore, thread: str = "t") -> None:
     )
     store.journal.write_overlays([overlay])
     score = RewardScore(name="correct", value=1.0)
-    scoring = Scoring(trajectory_id=id_, rubric="mine", scores=(score,), outcome=1.0, total=1.0, scored_at=1.0)
+    scoring = Scoring(
+        trajectory_id=id_, rubric="mine", scores=(score,), outcome=1.0, total=1.0, scored_at=1.0
+    )
     store.scorings.write([scoring])
 
 
@@ -98,7 +105,9 @@ def test_all_that_a_writer_reads_is_read(filled: str, tmp_path: Path) -> None:
     assert files_beside(tmp_path) == before, "no trace of it"
 
 
-def test_a_writer_that_closes_in_the_midst_of_a_read_leaves_its_log_to_the_next(tmp_path: Path) -> None:
+def test_a_writer_that_closes_in_the_midst_of_a_read_leaves_its_log_to_the_next(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "store.db"
     last = open_store(path)
     fill(last)
@@ -116,11 +125,15 @@ def test_a_writer_that_closes_in_the_midst_of_a_read_leaves_its_log_to_the_next(
 
 
 WRITES: dict[str, Callable[[RunStore], object]] = {
-    "journal": lambda store: store.journal.write_trajectory(writer.trajectory("u", writer.RunStatus.RUNNING)),
+    "journal": lambda store: store.journal.write_trajectory(
+        writer.trajectory("u", writer.RunStatus.RUNNING)
+    ),
     "overlays": lambda store: store.journal.write_overlays([]),
     "lease": lambda store: store.lease("t").__enter__(),
     "checkpointer": lambda store: store.checkpointer.delete_thread("t"),
-    "fork": lambda store: store.fork_thread("t", "u", store.checkpointer.get_tuple(on("t")).checkpoint["id"]),
+    "fork": lambda store: store.fork_thread(
+        "t", "u", store.checkpointer.get_tuple(on("t")).checkpoint["id"]
+    ),
     "graph": lambda store: writer.graph_over(store).invoke({"n": 0, "text": ""}, on("new")),
     "defer": lambda store: store.database.defer(lambda _: None),
     "exclusive": lambda store: store.database.exclusive(lambda _: None),
@@ -157,7 +170,9 @@ def test_a_change_is_noticed(filled: str) -> None:
         for change in (
             lambda: write_thread(other, "later"),
             lambda: other.checkpointer.delete_thread("later"),
-            lambda: other.database.write(lambda cursor: cursor.execute("UPDATE threads SET status = 'x'")),
+            lambda: other.database.write(
+                lambda cursor: cursor.execute("UPDATE threads SET status = 'x'")
+            ),
         ):
             change()
             assert store.database.change_mark() != before
@@ -175,7 +190,10 @@ def write_and_hold(store: RunStore, name: str, line: Connection) -> None:
 
 @pytest.mark.whole
 def test_it_is_read_while_another_process_writes_and_after_that_was_killed(filled: str) -> None:
-    with writers(filled, write_and_hold, "w") as (process,), open_store(filled, read_only=True) as store:
+    with (
+        writers(filled, write_and_hold, "w") as (process,),
+        open_store(filled, read_only=True) as store,
+    ):
         process.begin()
         assert process.says() == "written"
         assert {thread.thread_id for thread in store.threads()} == {"t", "w"}
@@ -223,7 +241,9 @@ def age(url: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [2, STORE_VERSION - 1])
-def test_an_earlier_version_is_read_and_left_as_it_is(version: int, filled: str, tmp_path: Path) -> None:
+def test_an_earlier_version_is_read_and_left_as_it_is(
+    version: int, filled: str, tmp_path: Path
+) -> None:
     """What it was made without is empty."""
     with open_store(filled) as store:
         expected = facts(store)
@@ -245,7 +265,10 @@ def test_who_writes_brings_an_earlier_version_forward_and_says_so(
 ) -> None:
     age(filled, version)
     open_store(filled).close()
-    said = f"had schema version {version} and has version {STORE_VERSION} now: earlier versions of hrm-agent refuse it"
+    said = (
+        f"had schema version {version} and has version {STORE_VERSION} now: earlier versions of"
+        " hrm-agent refuse it"
+    )
     assert said in caplog.text and version_of(filled) == STORE_VERSION
     caplog.clear()
     open_store(filled).close()
@@ -275,7 +298,9 @@ LOOKS = {
 def test_a_look_changes_no_file_and_leaves_none(
     look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever it comes to: of this version and of an earlier one, at rest and after a writer was killed."""
+    """Whatever it comes to: of this version and of an earlier one, at rest and after a writer was
+    killed.
+    """
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "kept"
     path = folder / "store.db"
@@ -314,7 +339,9 @@ def test_a_command_that_ends_soon_sees_what_is_written_between_its_reads(tmp_pat
         assert len(looking.threads()) == 4
 
 
-def test_an_index_that_is_missing_is_made_by_a_writer_and_not_needed_by_a_reader(filled: str) -> None:
+def test_an_index_that_is_missing_is_made_by_a_writer_and_not_needed_by_a_reader(
+    filled: str,
+) -> None:
     table = "sqlite_master WHERE name" if is_file(filled) else "pg_class WHERE relname"
     there = f"SELECT count(*) FROM {table} = 'overlays_step'"
     assert execute(filled, there) == [(1,)]
@@ -379,7 +406,9 @@ def test_a_file_that_vanishes_or_is_replaced_is_told(path: Path, tmp_path: Path)
         assert [thread.thread_id for thread in store.threads()] == ["t"]
 
 
-def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(path: Path, tmp_path: Path) -> None:
+def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(
+    path: Path, tmp_path: Path
+) -> None:
     """A reader that held a connection would keep the writer from putting its log into the file."""
     with open_store(path, read_only=True) as store:
         assert len(store.threads()) == 1
@@ -390,13 +419,16 @@ def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(path: Pat
         assert len(store.threads()) == 2
 
 
-def test_a_writer_that_closes_during_a_read_leaves_a_whole_file_as_well(path: Path, tmp_path: Path) -> None:
+def test_a_writer_that_closes_during_a_read_leaves_a_whole_file_as_well(
+    path: Path, tmp_path: Path
+) -> None:
     other = open_store(path)
     write_thread(other, "later")
     with open_store(path, read_only=True) as store, store.database.read():
         other.close()
         assert len(store.threads()) == 2
-    shutil.copy(path, tmp_path / "copy.db")  # without the log, which the reader kept from being removed
+    # without the log, which the reader kept from being removed
+    shutil.copy(path, tmp_path / "copy.db")
     with open_store(tmp_path / "copy.db", read_only=True) as copy:
         assert copy.journal.trajectory("id of later").calls
 

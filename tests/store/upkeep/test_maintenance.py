@@ -1,4 +1,6 @@
-"""Care of a store: what goes and what stays, what a second process believes, and every kind of damage found."""
+"""Care of a store: what goes and what stays, what a second process believes, and every kind of
+damage found.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def answer(state: MessagesState) -> dict[str, Any]:
 
 
 def talk(store: RunStore, thread: str, *words: str) -> list[BaseMessage]:
-    """A conversation of a turn for each of `words`; the messages in the end. Equal words make equal values."""
+    """A conversation of a turn for each of `words`; the messages in the end. Equal words make equal
+    values.
+    """
     graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
     graph = graph.compile(checkpointer=store.checkpointer)
     for number, word in enumerate(words):
@@ -93,9 +97,15 @@ def sound(store: RunStore, but: str = "") -> bool:
 
 
 def run(
-    store: RunStore, thread: str, ended: float = 1.0, status: RunStatus = RunStatus.COMPLETED, of: str = ""
+    store: RunStore,
+    thread: str,
+    ended: float = 1.0,
+    status: RunStatus = RunStatus.COMPLETED,
+    of: str = "",
 ) -> Trajectory:
-    """A sound trajectory on a thread of its own, with checkpoints; forked from that on thread `of`."""
+    """A sound trajectory on a thread of its own, with checkpoints;
+    forked from that on thread `of`.
+    """
     talk(store, thread, thread, "a second turn")
     identity = make_call("task").identity.model_copy(update={"thread_id": thread})
     facts: dict[str, Any] = {"ended_at": ended, "started_at": ended - 1, "status": status}
@@ -108,7 +118,12 @@ def run(
     call = make_call("task", identity=identity, started_at=ended - 1, ended_at=ended)
     origin = ForkRef(trajectory_id=f"id of {of}", checkpoint_id="c") if of else None
     made = make_trajectory(
-        id=f"id of {thread}", thread_id=thread, calls=(call,), tool_calls=(), forked_from=origin, **facts
+        id=f"id of {thread}",
+        thread_id=thread,
+        calls=(call,),
+        tool_calls=(),
+        forked_from=origin,
+        **facts,
     )
     store.journal.write_trajectory(made)
     store.journal.write_call(call)
@@ -143,7 +158,9 @@ EVENTS = 4
 
 
 def forget(store: RunStore, name: str, line: Connection) -> None:
-    """Delete the thread `leaves`, by `delete` or `prune`, and die after so many calls of functions of the store."""
+    """Delete the thread `leaves`, by `delete` or `prune`, and die after so many calls of functions
+    of the store.
+    """
     how, _, moment = name.partition(" ")
     left = int(moment or 0)
     calls = 0
@@ -176,7 +193,9 @@ def forgets(url: str, name: str) -> str:
 
 @pytest.mark.parametrize("how", ["delete", "prune"])
 def test_a_deletion_that_is_killed_took_all_or_nothing(how: str, url: str, store: RunStore) -> None:
-    """At any moment: the thread is whole, or not a word of it is left, as another process finds it."""
+    """At any moment: the thread is whole, or not a word of it is left,
+    as another process finds it.
+    """
 
     def begin() -> None:
         talk(store, "leaves", SECRET, SECRET)
@@ -210,21 +229,28 @@ def test_words_of_what_is_deleted_do_not_stay_in_the_file(tmp_path: Path) -> Non
         store.database.flush()
         assert SECRET.encode() in stored_bytes(f"sqlite:///{path}")
         delete_runs(store, ["leaves"])
-        assert SECRET.encode() not in stored_bytes(f"sqlite:///{path}"), "nor in its log, while it is open"
+        assert SECRET.encode() not in stored_bytes(f"sqlite:///{path}"), (
+            "nor in its log, while it is open"
+        )
 
 
 @pytest.mark.parametrize("how", ["delete", "prune", "vacuum"])
 def test_values_that_were_left_are_told_and_go_with_the_next_care(
     how: str, url: str, store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the checkpointer's own deletion, or by a version that was killed between deleting and collecting."""
+    """By the checkpointer's own deletion, or by a version that was killed between deleting and
+    collecting.
+    """
     run(store, "stays", ended=time.time())
     talk(store, "leaves", SECRET)
     talk(store, "another", "word")
     store.checkpointer.delete_thread("leaves")
     assert SECRET.encode() in rows_in(url)
     assert main(["store", "verify", url]) == 0
-    assert re.search(r"sound: .*\n\d+ values that nothing refers to: `hrm-agent store vacuum", capsys.readouterr().out)
+    assert re.search(
+        r"sound: .*\n\d+ values that nothing refers to: `hrm-agent store vacuum",
+        capsys.readouterr().out,
+    )
     if how == "delete":
         assert main(["store", "delete", "another", "--store", url]) == 0
     elif how == "prune":
@@ -233,7 +259,9 @@ def test_values_that_were_left_are_told_and_go_with_the_next_care(
         assert main(["store", "vacuum", url]) == 0
     assert SECRET.encode() not in rows_in(url)
     capsys.readouterr()
-    assert main(["store", "verify", url]) == 0 and "nothing refers to" not in capsys.readouterr().out
+    assert (
+        main(["store", "verify", url]) == 0 and "nothing refers to" not in capsys.readouterr().out
+    )
 
 
 def test_beneath_damage_threads_go_and_their_values_when_it_is_mended(
@@ -241,7 +269,9 @@ def test_beneath_damage_threads_go_and_their_values_when_it_is_mended(
 ) -> None:
     talk(store, "leaves", SECRET)
     talk(store, "damaged", "word")
-    execute(url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'damaged'", (b"no manifest",))
+    execute(
+        url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'damaged'", (b"no manifest",)
+    )
     assert main(["store", "delete", "leaves", "--store", url]) == 2
     assert "No values were collected" in capsys.readouterr().err and threads(store) == {"damaged"}
     assert main(["store", "delete", "damaged", "--store", url]) == 0
@@ -266,9 +296,14 @@ def test_what_was_recorded_of_a_thread_without_a_trajectory_goes_with_it(store: 
     """A graph that is run on the bare checkpointer, whose model records its calls."""
     before = stats(store).rows
     identity = make_call("task").identity.model_copy(update={"thread_id": "t"})
-    for delete in (lambda: delete_runs(store, ["t"]), lambda: store.checkpointer.delete_thread("t")):
+    for delete in (
+        lambda: delete_runs(store, ["t"]),
+        lambda: store.checkpointer.delete_thread("t"),
+    ):
         talk(store, "t", "hello")
-        store.journal.write_call(make_call("task", identity=identity), [HumanMessage("sent " * 200)])
+        store.journal.write_call(
+            make_call("task", identity=identity), [HumanMessage("sent " * 200)]
+        )
         store.journal.write_tool_call(make_tool_call(identity=identity))
         delete()
         collect_values(store)
@@ -277,7 +312,10 @@ def test_what_was_recorded_of_a_thread_without_a_trajectory_goes_with_it(store: 
 
 def test_a_thread_begun_again_at_once_is_there(store: RunStore) -> None:
     """In the same second, by the process that deleted it, from the same messages."""
-    for delete in (delete_runs, lambda store, names: store.checkpointer.prune(names, strategy="delete")):
+    for delete in (
+        delete_runs,
+        lambda store, names: store.checkpointer.prune(names, strategy="delete"),
+    ):
         talk(store, "t", "hello", "again")
         delete(store, ["t"])
         collect_values(store)
@@ -287,7 +325,9 @@ def test_a_thread_begun_again_at_once_is_there(store: RunStore) -> None:
 
 
 def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None:
-    """What its last checkpoint referred to has been collected, and it noticed when it wrote elsewhere."""
+    """What its last checkpoint referred to has been collected, and it noticed when it wrote
+    elsewhere.
+    """
     talk(store, "t", "hello", "again")
     newest = store.checkpointer.get_tuple(on("t"))
     assert newest is not None
@@ -300,7 +340,9 @@ def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None
 
 
 def obey(store: RunStore, _: str, other: Connection) -> None:
-    """Obeys words: `talk THREAD WORD...`, `go-on THREAD` (the last checkpoint of it again, under the next id)."""
+    """Obeys words: `talk THREAD WORD...`, `go-on THREAD` (the last checkpoint of it again, under
+    the next id).
+    """
     remembered: dict[str, Any] = {}
     while said := other.recv():
         command, thread, *words = said.split()
@@ -318,7 +360,9 @@ def obey(store: RunStore, _: str, other: Connection) -> None:
 
 
 def test_what_another_process_collected_is_written_again(url: str) -> None:
-    """A process that knows of values, and keeps referring to them, while another deletes and collects."""
+    """A process that knows of values, and keeps referring to them, while another deletes and
+    collects.
+    """
     with open_store(url) as store, writers(url, obey, "second") as (second,):
         second.begin()
 
@@ -381,7 +425,9 @@ def test_pruning_by_age_and_status(file: RunStore) -> None:
 
 
 def test_pruning_keeps_what_others_need(file: RunStore) -> None:
-    """What was judged, what a run that stays was forked from (over two forks), what is being run."""
+    """What was judged, what a run that stays was forked from (over two forks),
+    what is being run.
+    """
     for thread in ("judged", "origin", "leased", "talked", "worked", "nobody's"):
         run(file, thread)
     run(file, "fork", of="origin")
@@ -398,14 +444,24 @@ def test_pruning_keeps_what_others_need(file: RunStore) -> None:
         "being run": 3,
         "a run that stays was forked from them": 2,
     }
-    assert threads(file) == {"judged", "origin", "leased", "talked", "worked", "fork", "fork of the fork"}
+    assert threads(file) == {
+        "judged",
+        "origin",
+        "leased",
+        "talked",
+        "worked",
+        "fork",
+        "fork of the fork",
+    }
     again = prune(file, older_than_seconds=DAY, keep_trained=False)
     assert set(again.thread_ids) == {"judged", "leased", "talked", "worked"}
     assert file.journal.overlays("training") == [], "a judgement goes with what it judges"
     assert sound(file)
 
 
-def test_pruning_keeps_what_is_resumed_meanwhile(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_keeps_what_is_resumed_meanwhile(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what that was forked from: what was looked at before the deleting began has changed."""
     run(store, "origin")
     run(store, "resumed", of="origin")
@@ -422,11 +478,17 @@ def test_pruning_keeps_what_is_resumed_meanwhile(store: RunStore, monkeypatch: p
         pruned = prune(store, older_than_seconds=DAY)
     assert pruned.thread_ids == ("nobody's",)
     assert pruned.kept == {"being run": 1, "a run that stays was forked from them": 1}
-    assert threads(store) == {"origin", "resumed"} and messages(store, "resumed") != [] and sound(store)
+    assert (
+        threads(store) == {"origin", "resumed"}
+        and messages(store, "resumed") != []
+        and sound(store)
+    )
 
 
 def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store: RunStore) -> None:
-    """But what is being run, what a fork has for its origin, and what is no rollout of a training."""
+    """But what is being run, what a fork has for its origin,
+    and what is no rollout of a training.
+    """
     steps = [f"run-1/step-{step}/0/{sample}" for step in (0, 1, 2, 10) for sample in (0, 1)]
     made = {thread: run(store, thread) for thread in (*steps, "run-1/eval/0/0")}
     run(store, "fork", of="run-1/step-0/0/0")
@@ -434,17 +496,27 @@ def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store:
     with store.lease("run-1/step-0/0/1"):
         would = prune_steps(store, 1, dry_run=True)
         assert would.thread_ids == tuple(steps[2:6])
-        assert would.kept == {"forks": 1, "a run was forked from them": 1, "being run": 1} and messages(store, steps[2])
+        assert would.kept == {
+            "forks": 1,
+            "a run was forked from them": 1,
+            "being run": 1,
+        } and messages(store, steps[2])
         done = prune_steps(store, 9)
     assert done.thread_ids == tuple(steps[2:4]) and done.freed > 0
     for thread, trajectory in made.items():
         assert store.journal.trajectory(thread) == trajectory
         assert bool(messages(store, thread)) is (thread not in done.thread_ids)
-    assert sound(store) and prune_steps(store, 9).kept == {"forks": 1, "a run was forked from them": 1}
+    assert sound(store) and prune_steps(store, 9).kept == {
+        "forks": 1,
+        "a run was forked from them": 1,
+    }
 
 
 def test_what_is_packed_is_what_it_was_and_what_is_damaged_is_said_to_be(tmp_path: Path) -> None:
-    record, header = make_call("task").model_dump_json().encode(), make_trajectory().model_dump_json().encode()
+    record, header = (
+        make_call("task").model_dump_json().encode(),
+        make_trajectory().model_dump_json().encode(),
+    )
     numbers, mask = array("i", range(40)).tobytes(), bytes([0] * 30 + [1] * 10)
     for plain, small, unpack, factor in (
         (record, packed(record, "call"), plain_record, 4),
@@ -472,7 +544,9 @@ def test_numbers_are_packed_whatever_they_are(data: bytes) -> None:
     small = packed_numbers(plain)
     assert plain_numbers(small) == plain and packed_numbers(small) == small
     mask = bytes(byte & 1 for byte in data)
-    assert plain_mask(packed_mask(mask)) == mask and packed_mask(packed_mask(mask)) == packed_mask(mask)
+    assert plain_mask(packed_mask(mask)) == mask and packed_mask(packed_mask(mask)) == packed_mask(
+        mask
+    )
 
 
 def test_deleting(file: RunStore) -> None:
@@ -518,7 +592,9 @@ def test_leases_go_with_their_threads(url: str, store: RunStore) -> None:
         return {str(row[0]) for row in execute(url, "SELECT thread_id FROM leases")}
 
     def of(*threads: str) -> set[str]:
-        return {f"{thread}{doing}" for thread in threads for doing in ("", " talked on", " worked on")}
+        return {
+            f"{thread}{doing}" for thread in threads for doing in ("", " talked on", " worked on")
+        }
 
     assert left() == of("bare", "cleared", "kept", "run")
     delete_runs(store, ["bare"])
@@ -538,15 +614,27 @@ def test_leases_go_with_their_threads(url: str, store: RunStore) -> None:
 
 def test_the_numbers_of_stats(store: RunStore) -> None:
     empty = stats(store)
-    assert set(empty.rows.values()) == set(empty.bytes.values()) == {0} and empty.threads == 0 and empty.size > 0
+    assert (
+        set(empty.rows.values()) == set(empty.bytes.values()) == {0}
+        and empty.threads == 0
+        and empty.size > 0
+    )
     run(store, "one")
     run(store, "two", status=RunStatus.FAILED)
     talk(store, "bare", "hello")
     found = stats(store)
     assert found.threads == 3 and found.by_status == {"completed": 1, "failed": 1}
-    assert (found.rows["trajectories"], found.rows["model calls"], found.rows["tokens"]) == (2, 2, 2)
-    assert found.rows["checkpoints"] == 15 and found.rows["tool calls"] == found.rows["overlays"] == 0
-    assert found.bytes["tokens"] == 2 * (4 * 4 + 4 + 4 * 4), "int32, mask and float32 of four tokens"
+    assert (found.rows["trajectories"], found.rows["model calls"], found.rows["tokens"]) == (
+        2,
+        2,
+        2,
+    )
+    assert (
+        found.rows["checkpoints"] == 15 and found.rows["tool calls"] == found.rows["overlays"] == 0
+    )
+    assert found.bytes["tokens"] == 2 * (4 * 4 + 4 + 4 * 4), (
+        "int32, mask and float32 of four tokens"
+    )
     assert found.size >= sum(found.bytes.values())
 
 
@@ -571,7 +659,9 @@ def flip(data: bytes, at: int = -1) -> bytes:
 
 
 def flip_blob(url: str, kind: int) -> str:
-    hash_, data = execute(url, "SELECT hash, data FROM blobs WHERE kind = ? ORDER BY seq", (kind,))[-1]
+    hash_, data = execute(url, "SELECT hash, data FROM blobs WHERE kind = ? ORDER BY seq", (kind,))[
+        -1
+    ]
     execute(url, "UPDATE blobs SET data = ? WHERE hash = ?", (flip(data, 0), hash_))
     return f"value {hash_.hex()}: "
 
@@ -583,7 +673,7 @@ def delete_blob(url: str, kind: int) -> str:
 
 
 def put_orphan_writes(url: str) -> str:
-    (thread, id_) = execute(url, "SELECT thread_id, checkpoint_id FROM writes")[0]
+    thread, id_ = execute(url, "SELECT thread_id, checkpoint_id FROM writes")[0]
     execute(url, "DELETE FROM checkpoints WHERE thread_id = ? AND id = ?", (thread, id_))
     return f"writes of thread {thread}: their checkpoint is lost"
 
@@ -622,18 +712,25 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "a message that is gone": lambda url: delete_blob(url, MSGPACK),
     "a list that is gone": lambda url: delete_blob(url, LIST),
     "writes without a checkpoint": put_orphan_writes,
-    "a manifest that is no msgpack": spoil("checkpoints", "manifest", b"\xc1", f"checkpoint .*: {CANNOT}"),
+    "a manifest that is no msgpack": spoil(
+        "checkpoints", "manifest", b"\xc1", f"checkpoint .*: {CANNOT}"
+    ),
     "a manifest that is another thing": spoil(
         "checkpoints", "manifest", ormsgpack.packb({"a": 1, "b": 2}), f"checkpoint .*: {CANNOT}"
     ),
     "a reference that is none": spoil(
-        "checkpoints", "manifest", ormsgpack.packb([{}, [["messages", 1, []]]]), f"checkpoint .*: {CANNOT}"
+        "checkpoints",
+        "manifest",
+        ormsgpack.packb([{}, [["messages", 1, []]]]),
+        f"checkpoint .*: {CANNOT}",
     ),
     "writes that are no msgpack": spoil("writes", "data", b"\xc1", f"writes of task .*: {CANNOT}"),
     "tokens that are gone": lose("tokens", "model call .*: has neither tokens nor a request"),
     "a call that is gone": lose("calls", "tokens of .*: have no model call"),
     "a parent that is gone": orphan_call,
-    "a trajectory that is no JSON": spoil("trajectories", "record", b"{", "trajectory id of t: cannot be read"),
+    "a trajectory that is no JSON": spoil(
+        "trajectories", "record", b"{", "trajectory id of t: cannot be read"
+    ),
     "a call that is no JSON": spoil("calls", "record", b"{}", "trajectory id of t: cannot be read"),
     "a call that breaks an invariant": lose_invariant,
 }
@@ -669,22 +766,31 @@ def test_the_database_finds_what_is_wrong_with_its_own_file(tmp_path: Path) -> N
     path = tmp_path / "store.db"
     with open_store(path) as store:
         run(store, "t")
-    (page,) = execute(f"sqlite:///{path}", "SELECT rootpage FROM sqlite_master WHERE name = 'trajectories_run'")[0]
+    (page,) = execute(
+        f"sqlite:///{path}", "SELECT rootpage FROM sqlite_master WHERE name = 'trajectories_run'"
+    )[0]
     data = bytearray(path.read_bytes())
-    data[(page - 1) * 4096 + 3 : (page - 1) * 4096 + 5] = b"\x00\x00"  # an index that says it is empty
+    # an index that says it is empty
+    data[(page - 1) * 4096 + 3 : (page - 1) * 4096 + 5] = b"\x00\x00"
     path.write_bytes(data)
     with open_store(path) as store:
         assert any("trajectories_run" in finding for finding in verify(store))
 
 
-@pytest.mark.parametrize("damage", ["a byte of a list", "a manifest that is no msgpack", "writes that are no msgpack"])
+@pytest.mark.parametrize(
+    "damage", ["a byte of a list", "a manifest that is no msgpack", "writes that are no msgpack"]
+)
 def test_nothing_is_collected_beneath_what_is_damaged(damage: str, file: RunStore) -> None:
-    """What a damaged list named may be all that is left of it. When its thread is deleted, all goes."""
+    """What a damaged list named may be all that is left of it. When its thread is deleted, all
+    goes.
+    """
     talk(file, "t", "hello", "again")
     DAMAGES[damage](file.url)
     talk(file, "other", "unharmed")
     before = stats(file).rows["values"]
-    with pytest.raises(StoreError, match=r"cannot be read .*No values were collected.*store verify"):
+    with pytest.raises(
+        StoreError, match=r"cannot be read .*No values were collected.*store verify"
+    ):
         collect_values(file)
     assert stats(file).rows["values"] == before
     delete_runs(file, ["t"])
@@ -703,7 +809,11 @@ def test_a_store_of_all_sorts_is_sound(store: RunStore) -> None:
     inner = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
     asking = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
     failing = StateGraph(MessagesState).add_node("fail", fail).add_node("answer", answer)
-    failing = failing.add_edge(START, "fail").add_edge(START, "answer").compile(checkpointer=store.checkpointer)
+    failing = (
+        failing.add_edge(START, "fail")
+        .add_edge(START, "answer")
+        .compile(checkpointer=store.checkpointer)
+    )
     graph = asking.compile(checkpointer=store.checkpointer)
     given: Any = {"messages": [HumanMessage("hello " * 30)]}
     for durability in ("sync", "async", "exit"):

@@ -1,4 +1,6 @@
-"""What `verify` sees beyond hashes: threads that cannot be opened, records that contradict checkpoints."""
+"""What `verify` sees beyond hashes: threads that cannot be opened, records that contradict
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,31 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 def tool_call(thread: str = "t", **changes: Any) -> ToolCall:
     made = make_tool_call("task", **changes)
-    return made.model_copy(update={"identity": made.identity.model_copy(update={"thread_id": thread})})
+    return made.model_copy(
+        update={"identity": made.identity.model_copy(update={"thread_id": thread})}
+    )
 
 
 def begin(store: RunStore, thread: str, graph: str) -> None:
-    store.journal.write_trajectory(trajectory(thread, RunStatus.RUNNING).model_copy(update={"graph": graph}))
+    store.journal.write_trajectory(
+        trajectory(thread, RunStatus.RUNNING).model_copy(update={"graph": graph})
+    )
 
 
-def recorded(store: RunStore, thread: str = "t", graph: str = "tool_loop", shown: int | None = None) -> Any:
-    """A thread in whose step a model and a tool were called; its graph. `shown`: characters of the tool's answer."""
+def recorded(
+    store: RunStore, thread: str = "t", graph: str = "tool_loop", shown: int | None = None
+) -> Any:
+    """A thread in whose step a model and a tool were called; its graph. `shown`: characters of the
+    tool's answer.
+    """
     made, ran = call(thread, 0), tool_call(thread, id=f"record of {thread}")
     answer = as_message(ran)
     answer = answer.model_copy(update={"content": answer.text[:shown]})
 
     def step(state: MessagesState) -> dict[str, Any]:
-        asked = AIMessage("asked " * 20, id=f"said on {thread}", response_metadata={"call_id": made.id})
+        asked = AIMessage(
+            "asked " * 20, id=f"said on {thread}", response_metadata={"call_id": made.id}
+        )
         return {"messages": [asked, answer]}
 
     builder = StateGraph(MessagesState).add_node("step", step).add_edge(START, "step")
@@ -53,7 +65,9 @@ def recorded(store: RunStore, thread: str = "t", graph: str = "tool_loop", shown
     store.journal.write_call(made)
     store.journal.write_tool_call(ran)
     config: Any = {"configurable": {"thread_id": thread}}
-    compiled.invoke({"messages": [HumanMessage("hello", id=f"hello on {thread}")]}, config, durability="sync")
+    compiled.invoke(
+        {"messages": [HumanMessage("hello", id=f"hello on {thread}")]}, config, durability="sync"
+    )
     return compiled
 
 
@@ -65,10 +79,16 @@ def rewrite(store: RunStore, **changes: Any) -> None:
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[RunStore], object], str]] = {
-    "another answer": (lambda s: rewrite(s, content="43"), "was answered with another text than its record"),
+    "another answer": (
+        lambda s: rewrite(s, content="43"),
+        "was answered with another text than its record",
+    ),
     "another end": (lambda s: rewrite(s, status="timeout"), "ended ok, its record .* says timeout"),
     "no end": (lambda s: rewrite(s, status=None), "says that it is under way"),
-    "no tool record": (lambda s: execute(s.url, "DELETE FROM tool_calls"), "its record .* is not there"),
+    "no tool record": (
+        lambda s: execute(s.url, "DELETE FROM tool_calls"),
+        "its record .* is not there",
+    ),
     "no call": (
         lambda s: [execute(s.url, f"DELETE FROM {table}") for table in ("calls", "tokens")],
         "names the model call .*, which is not on record",
@@ -101,7 +121,9 @@ def test_pending_writes_are_held_against_records_too(file: RunStore) -> None:
     graph = StateGraph(MessagesState).add_node("a", lambda _: {"messages": [as_message(ran)]})
     graph = graph.add_node("b", lambda _: 1 / 0).add_edge(START, "a").add_edge(START, "b")
     with pytest.raises(ZeroDivisionError):
-        graph.compile(checkpointer=file.checkpointer).invoke({"messages": []}, CONFIG, durability="sync")
+        graph.compile(checkpointer=file.checkpointer).invoke(
+            {"messages": []}, CONFIG, durability="sync"
+        )
     assert list(verify(file)) == []
     rewrite(file, content="43")
     assert len(list(verify(file))) == 1
@@ -146,19 +168,34 @@ def test_a_type_that_is_not_known_here_is_told_as_such(store: RunStore, url: str
 
 
 def test_a_thread_that_cannot_be_opened_is_not_sound(file: RunStore) -> None:
-    """A value whose bytes have their hash, and are no value; every checkpoint that holds it is counted."""
+    """A value whose bytes have their hash, and are no value; every checkpoint that holds it is
+    counted.
+    """
     recorded(file)
     recorded(file, "u")
     data = b"\xc1"
     name = hash_of(MSGPACK, data)
-    execute(file.url, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", (name, MSGPACK, data))
-    for id_, manifest in execute(file.url, "SELECT id, manifest FROM checkpoints WHERE thread_id = 'u'"):
+    execute(
+        file.url, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", (name, MSGPACK, data)
+    )
+    for id_, manifest in execute(
+        file.url, "SELECT id, manifest FROM checkpoints WHERE thread_id = 'u'"
+    ):
         rest, channels = ormsgpack.unpackb(manifest)
-        changed = [[key, version, name if key == "messages" and ref else ref] for key, version, ref in channels]
+        changed = [
+            [key, version, name if key == "messages" and ref else ref]
+            for key, version, ref in channels
+        ]
         packed = ormsgpack.packb([rest, changed])
-        execute(file.url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'u' AND id = ?", (packed, id_))
+        execute(
+            file.url,
+            "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'u' AND id = ?",
+            (packed, id_),
+        )
     found = [finding for finding in verify(file) if finding.startswith("thread")]
-    assert len(found) == 1 and found[0].startswith("thread 'u': 2 of 3 checkpoints cannot be opened; ")
+    assert len(found) == 1 and found[0].startswith(
+        "thread 'u': 2 of 3 checkpoints cannot be opened; "
+    )
     assert "is not valid msgpack" in found[0]
 
 
@@ -185,8 +222,12 @@ def test_the_others_are_read_beside_a_damaged_one(file: RunStore) -> None:
     told: dict[str, StoreError] = {}
     found = [each.thread_id for each in file.journal.trajectories(on_damage=told.__setitem__)]
     assert found == ["t", "v"]
-    assert "The trajectory id of u cannot be read: id: Input should be a valid string." in str(told["id of u"])
-    with pytest.raises(StoreError, match=r"trajectory id of u cannot be read: .* `hrm-agent store verify`"):
+    assert "The trajectory id of u cannot be read: id: Input should be a valid string." in str(
+        told["id of u"]
+    )
+    with pytest.raises(
+        StoreError, match=r"trajectory id of u cannot be read: .* `hrm-agent store verify`"
+    ):
         list(file.journal.trajectories())
 
 
@@ -204,4 +245,6 @@ def test_a_finished_tool_call_whose_record_is_damaged_is_told(file: RunStore) ->
     execute(file.url, "UPDATE tool_calls SET record = ?", (b"{}",))
     with pytest.raises(StoreError, match=r"The tool call record of t cannot be read: "):
         file.journal.write_tool_call(tool_call(id="record of t", status=ToolStatus.OK))
-    assert any(finding.startswith("The tool call record of t cannot be read") for finding in verify(file))
+    assert any(
+        finding.startswith("The tool call record of t cannot be read") for finding in verify(file)
+    )

@@ -1,7 +1,7 @@
 """Values: what goes in comes out, equal values are stored once, and a step costs what is new in it.
 
-`stock` stands for LangGraph's own serializer: what it makes of a value (it has no tuples, for one) is what every saver
-gives back.
+`stock` stands for LangGraph's own serializer: what it makes of a value (it has no tuples, for one)
+is what every saver gives back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Lenient:
 
 @pytest.fixture(scope="module", params=["sqlite", "sqlite encrypted", "postgresql"])
 def store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: PostgresServer,
 ) -> Iterator[RunStore]:
     """One store for all examples: each has a thread of its own."""
     path = tmp_path_factory.mktemp("values") / "store.db"
@@ -129,16 +131,29 @@ PLAIN = st.one_of(
     st.just(Colour.RED),
     st.decimals(allow_nan=False),
 )
-ARGUMENTS = st.dictionaries(TEXT, st.one_of(st.none(), st.integers(-9, 9), st.floats(), TEXT), max_size=4)
+ARGUMENTS = st.dictionaries(
+    TEXT, st.one_of(st.none(), st.integers(-9, 9), st.floats(), TEXT), max_size=4
+)
 CALLS = st.lists(
-    st.builds(lambda args, id_: {"name": "f", "args": args, "id": id_, "type": "tool_call"}, ARGUMENTS, TEXT),
+    st.builds(
+        lambda args, id_: {"name": "f", "args": args, "id": id_, "type": "tool_call"},
+        ARGUMENTS,
+        TEXT,
+    ),
     max_size=3,
 )
 MESSAGES = st.one_of(
     st.builds(HumanMessage, content=TEXT, name=st.none() | TEXT, additional_kwargs=ARGUMENTS),
-    st.builds(AIMessage, content=TEXT, tool_calls=CALLS, response_metadata=ARGUMENTS, id=st.none() | TEXT),
-    st.builds(ToolMessage, content=TEXT, tool_call_id=TEXT, artifact=ARGUMENTS | st.binary(max_size=90)),
-    st.builds(SystemMessage, content=st.lists(st.builds(lambda t: {"type": "text", "text": t}, TEXT), max_size=3)),
+    st.builds(
+        AIMessage, content=TEXT, tool_calls=CALLS, response_metadata=ARGUMENTS, id=st.none() | TEXT
+    ),
+    st.builds(
+        ToolMessage, content=TEXT, tool_call_id=TEXT, artifact=ARGUMENTS | st.binary(max_size=90)
+    ),
+    st.builds(
+        SystemMessage,
+        content=st.lists(st.builds(lambda t: {"type": "text", "text": t}, TEXT), max_size=3),
+    ),
 )
 
 
@@ -177,17 +192,25 @@ def test_what_goes_in_comes_out(value: Any, store: RunStore) -> None:
 @given(value=VALUES)
 def test_so_do_pending_writes(value: Any, store: RunStore) -> None:
     config = put(store, fresh(), value=1)
-    store.checkpointer.put_writes(config, [("a", value), ("b", [value]), ("__interrupt__", value)], "task")
+    store.checkpointer.put_writes(
+        config, [("a", value), ("b", [value]), ("__interrupt__", value)], "task"
+    )
     found = store.checkpointer.get_tuple(config)
     assert found is not None and found.pending_writes is not None
     written = {channel: value for _, channel, value in found.pending_writes}
-    assert same(written["a"], value) and same(written["b"], [value]) and same(written["__interrupt__"], value)
+    assert (
+        same(written["a"], value)
+        and same(written["b"], [value])
+        and same(written["__interrupt__"], value)
+    )
 
 
 @EXAMPLES
 @given(value=VALUES)
 def test_equal_values_have_equal_references(value: Any) -> None:
-    """However they were made: written twice, or read and written again. (The order of a set is nobody's.)"""
+    """However they were made: written twice, or read and written again. (The order of a set is
+    nobody's.)
+    """
     serializer = StrictSerializer([(__name__, name) for name in TYPES])
     stored: dict[bytes, Any] = {}
 
@@ -197,7 +220,9 @@ def test_equal_values_have_equal_references(value: Any) -> None:
         stored.update(writer.new)
         return reference
 
-    reader = ValueReader(serializer, lambda hashes: [(h, stored[h].kind, stored[h].data) for h in hashes])
+    reader = ValueReader(
+        serializer, lambda hashes: [(h, stored[h].kind, stored[h].data) for h in hashes]
+    )
     reference = referred(value)
     reader.load([reference])
     assert referred(value) == reference
@@ -250,7 +275,9 @@ def test_a_value_comes_out_as_it_was(value: Any, store: RunStore) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1023, 1024, 1025])
 def test_lists_of_all_sizes(count: int, store: RunStore) -> None:
-    """At the seams of chunks and levels; of texts, which are not kept in one piece as numbers are."""
+    """At the seams of chunks and levels; of texts,
+    which are not kept in one piece as numbers are.
+    """
     items = [f"item {number}" for number in range(count)]
     values = {"items": items, "numbers": list(range(count)), "nested": [items, items[:-1], [items]]}
     assert read(store, put(store, fresh(), **values)) == values
@@ -263,7 +290,9 @@ def test_a_list_of_ten_thousand(tmp_path: Path) -> None:
         assert read(store, config)["items"] == items
         before = usage(store)
         longer = put(store, config, items=[*items, "x" * 70])
-        assert usage(store)["rows"] - before["rows"] == 4, "the item, and a node on each of three levels"
+        assert usage(store)["rows"] - before["rows"] == 4, (
+            "the item, and a node on each of three levels"
+        )
         assert len(read(store, longer)["items"]) == 10_001
 
 
@@ -283,16 +312,22 @@ def test_large_dicts(store: RunStore) -> None:
 
 def usage(store: RunStore) -> dict[str, int]:
     with store.database.read() as cursor:
-        rows, size = cursor.execute("SELECT count(*), coalesce(sum(length(data)), 0) FROM blobs").fetchone()
+        rows, size = cursor.execute(
+            "SELECT count(*), coalesce(sum(length(data)), 0) FROM blobs"
+        ).fetchone()
     return {"rows": int(rows), "bytes": int(size)}
 
 
 def test_a_conversation_costs_what_is_new_in_it(store: RunStore) -> None:
-    """A checkpoint after every message: bytes are linear in the conversation, where whole copies are quadratic."""
+    """A checkpoint after every message: bytes are linear in the conversation, where whole copies
+    are quadratic.
+    """
     config, messages = fresh(), list[BaseMessage]()
     begun, rows, sizes = usage(store), dict[int, int](), dict[int, int]()
     for number in range(1, 401):
-        messages.append(AIMessage(f"{number}: " + "some words of an answer " * 8, id=f"{config} {number}"))
+        messages.append(
+            AIMessage(f"{number}: " + "some words of an answer " * 8, id=f"{config} {number}")
+        )
         config = put(store, config, messages=messages)
         if number in (50, 100, 200, 400):
             now = usage(store)
@@ -310,7 +345,14 @@ def answer() -> AIMessage:
     return AIMessage(
         "the answer",
         id="a",
-        tool_calls=[{"name": "f", "args": {"flag": 1, "deep": [{"list": [1, 2]}]}, "id": "t", "type": "tool_call"}],
+        tool_calls=[
+            {
+                "name": "f",
+                "args": {"flag": 1, "deep": [{"list": [1, 2]}]},
+                "id": "t",
+                "type": "tool_call",
+            }
+        ],
         additional_kwargs={"flag": 1, "deep": {"er": [1]}},
         response_metadata={"flag": 1, "deep": {"er": [1]}},
         usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
@@ -337,7 +379,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "deep in additional_kwargs": (answer, lambda m: m.additional_kwargs["deep"]["er"].append(2)),
     "1 to True in additional_kwargs": (answer, lambda m: m.additional_kwargs.update(flag=True)),
     "a key of additional_kwargs": (answer, lambda m: m.additional_kwargs.pop("flag")),
-    "order in additional_kwargs": (answer, lambda m: m.additional_kwargs.update(flag=m.additional_kwargs.pop("flag"))),
+    "order in additional_kwargs": (
+        answer,
+        lambda m: m.additional_kwargs.update(flag=m.additional_kwargs.pop("flag")),
+    ),
     "deep in response_metadata": (answer, lambda m: m.response_metadata["deep"]["er"].append(2)),
     "0.0 to -0.0 in response_metadata": (
         lambda: AIMessage("x", response_metadata={"zero": 0.0}),
@@ -347,7 +392,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a field of no declaration": (answer, lambda m: m.an_extra_field.append(2)),
     "deep in an artifact": (result, lambda m: m.artifact["deep"][0].update(er=2)),
     "an artifact": (result, setting("artifact", None)),
-    "an object that is equal all the same": (result, lambda m: setattr(m.artifact["object"], "hidden", 7)),
+    "an object that is equal all the same": (
+        result,
+        lambda m: setattr(m.artifact["object"], "hidden", 7),
+    ),
     "status": (result, setting("status", "error")),
 }
 
@@ -382,14 +430,29 @@ def test_the_place_of_a_message_that_is_gone_is_not_the_message(store: RunStore)
 
 def test_a_value_that_cannot_be_stored_is_an_error_and_nothing_is_written(store: RunStore) -> None:
     config = put(store, fresh(), value="as it was")
-    for value in (threading.Lock(), [HumanMessage("x", held=threading.Lock())], {"a": lambda: None}):
+    for value in (
+        threading.Lock(),
+        [HumanMessage("x", held=threading.Lock())],
+        {"a": lambda: None},
+    ):
         with pytest.raises(TypeError):
             put(store, config, value=value)
-    assert len(list(store.checkpointer.list({"configurable": dict(config["configurable"], checkpoint_id=None)}))) == 1
+    assert (
+        len(
+            list(
+                store.checkpointer.list(
+                    {"configurable": dict(config["configurable"], checkpoint_id=None)}
+                )
+            )
+        )
+        == 1
+    )
 
 
 def test_what_is_read_may_be_changed(store: RunStore) -> None:
-    """Reading one checkpoint twice gives objects of their own, twice the same message in a list included."""
+    """Reading one checkpoint twice gives objects of their own, twice the same message in a list
+    included.
+    """
     message = HumanMessage("hello", additional_kwargs={"list": [1]})
     config = put(store, fresh(), messages=[message, message], other=[message])
     found = read(store, config)
@@ -439,7 +502,9 @@ def test_a_list_of_one_history_is_not_a_list_of_another(store: RunStore) -> None
     config = put(store, fresh(), messages=[HumanMessage("x" * 100)])
     config = put(store, config, messages=[HumanMessage("x" * 100)])
     thread = {"configurable": {"thread_id": config["configurable"]["thread_id"]}}
-    newer, older = (found.checkpoint["channel_values"]["messages"] for found in store.checkpointer.list(thread))
+    newer, older = (
+        found.checkpoint["channel_values"]["messages"] for found in store.checkpointer.list(thread)
+    )
     assert newer == older and newer is not older
     newer.clear()
     assert len(older) == 1
@@ -460,7 +525,9 @@ def test_runs_side_by_side(store: RunStore) -> None:
             graph.invoke({"messages": [HumanMessage(f"{number}: {turn}")]}, config)
         messages = graph.get_state(config).values["messages"]
         assert [m.content for m in messages[::2]] == [f"{number}: {turn}" for turn in range(6)]
-        assert [str(m.content).split()[0] for m in messages[1::2]] == [str(2 * turn + 1) for turn in range(6)]
+        assert [str(m.content).split()[0] for m in messages[1::2]] == [
+            str(2 * turn + 1) for turn in range(6)
+        ]
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(converse, range(8)))
@@ -472,7 +539,11 @@ def test_a_value_of_a_type_that_nobody_allowed_is_named(tmp_path: Path) -> None:
     with (
         open_store(tmp_path / "store.db") as store,
         pytest.raises(
-            StoreError, match=rf"checkpoint {config['configurable']['checkpoint_id']}.*test_content_addressed\.Own"
+            StoreError,
+            match=(
+                r"checkpoint"
+                rf" {config['configurable']['checkpoint_id']}.*test_content_addressed\.Own"
+            ),
         ),
     ):
         read(store, config)

@@ -1,4 +1,6 @@
-"""Messages that are read without LangChain are what LangChain's classes would show, or are left to them."""
+"""Messages that are read without LangChain are what LangChain's classes would show, or are left to
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,35 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails
 
-from hrm_agent.store.values.plain_reader import DETAILS, MESSAGE_FIELDS, NeedsItsType, PlainMessages, StoredMessage
+from hrm_agent.store.values.plain_reader import (
+    DETAILS,
+    MESSAGE_FIELDS,
+    NeedsItsType,
+    PlainMessages,
+    StoredMessage,
+)
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.trajectory.message_dump import message_dump
 
-CALL = {"name": "python", "args": {"code": "1", "deep": [{"x": None}]}, "id": "c1", "type": "tool_call"}
-USED = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5, "input_token_details": {"cache_read": 1}}
+CALL = {
+    "name": "python",
+    "args": {"code": "1", "deep": [{"x": None}]},
+    "id": "c1",
+    "type": "tool_call",
+}
+USED = {
+    "input_tokens": 3,
+    "output_tokens": 2,
+    "total_tokens": 5,
+    "input_token_details": {"cache_read": 1},
+}
 PLAIN = [
     HumanMessage("hello"),
     HumanMessage([{"type": "text", "text": "look"}, "and see"], name="ada", id="h1"),
     SystemMessage("be brief", additional_kwargs={"cache": True}),
-    AIMessage("", tool_calls=[CALL], id="a1", response_metadata={"seconds": 0.25, "by": {"model": "m"}}),
+    AIMessage(
+        "", tool_calls=[CALL], id="a1", response_metadata={"seconds": 0.25, "by": {"model": "m"}}
+    ),
     AIMessage("6", usage_metadata=USED, additional_kwargs={"tool_calls": []}),
     AIMessage("", invalid_tool_calls=[{"name": "x", "args": "{", "id": None, "error": "no JSON"}]),
     ToolMessage("42", tool_call_id="c1", artifact={"value": [1, 2.5, "ü"]}, status="error"),
@@ -62,7 +82,8 @@ def test_an_unusual_message_is_left_to_its_class(message: BaseMessage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"), [("msgpack", b"\xc1"), ("msgpack", b"\x01"), ("null", b""), ("pickle", b""), ("msgpack", b"")]
+    ("kind", "data"),
+    [("msgpack", b"\xc1"), ("msgpack", b"\x01"), ("null", b""), ("pickle", b""), ("msgpack", b"")],
 )
 def test_what_is_no_message_is_left_to_the_serializer(kind: str, data: bytes) -> None:
     with pytest.raises(NeedsItsType):
@@ -70,8 +91,12 @@ def test_what_is_no_message_is_left_to_the_serializer(kind: str, data: bytes) ->
 
 
 def test_the_fields_are_those_of_the_installed_langchain() -> None:
-    """One that has others is read by its own classes, at the cost of importing them: this says when that has begun."""
-    by_class = {(c.__module__, c.__name__): c for c in (HumanMessage, SystemMessage, AIMessage, ToolMessage)}
+    """One that has others is read by its own classes, at the cost of importing them: this says when
+    that has begun.
+    """
+    by_class = {
+        (c.__module__, c.__name__): c for c in (HumanMessage, SystemMessage, AIMessage, ToolMessage)
+    }
     assert {key: tuple(c.model_fields) for key, c in by_class.items()} == {
         key: names for key, (_, names) in MESSAGE_FIELDS.items()
     }

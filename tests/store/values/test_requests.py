@@ -1,4 +1,6 @@
-"""What was sent to a hosted model: stored by reference to the checkpoints' messages, and read back as it was."""
+"""What was sent to a hosted model: stored by reference to the checkpoints' messages, and read back
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ MESSAGES: list[BaseMessage] = [
     SystemMessage("You answer."),
     HumanMessage("What is 6 * 7?" * 40, id="h", name="Ann", additional_kwargs={"cache": True}),
     AIMessage(
-        [{"type": "text", "text": "I count."}, {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1.5}}],
+        [
+            {"type": "text", "text": "I count."},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1.5}},
+        ],
         id="a",
         tool_calls=[{"name": "f", "args": {"x": 1.5, "deep": [True, None, {"y": "é"}]}, "id": "c"}],
         usage_metadata={"input_tokens": 3, "output_tokens": 4, "total_tokens": 7},
@@ -118,7 +123,9 @@ def talk(store: RunStore, turns: int) -> list[Call]:
     kept = graph.compile(checkpointer=store.checkpointer)
     for number in range(turns):
         said = [HumanMessage(f"question {number} " * 40)]
-        kept.invoke({"messages": said}, {"configurable": {"thread_id": "thread-1"}}, durability="sync")
+        kept.invoke(
+            {"messages": said}, {"configurable": {"thread_id": "thread-1"}}, durability="sync"
+        )
     return calls
 
 
@@ -128,7 +135,9 @@ def test_a_conversation_is_stored_once(store: RunStore, url: str) -> None:
     assert found.bytes["requests"] < 80 * 40, "two references each"
     assert read(store, with_calls[-1]).request is not None
     execute(url, "DELETE FROM requests")
-    assert collect_values(store) <= 1 + 40 // 16, "the system turn, and a list that no checkpoint ended with"
+    assert collect_values(store) <= 1 + 40 // 16, (
+        "the system turn, and a list that no checkpoint ended with"
+    )
 
 
 def test_they_are_kept_as_long_as_their_run_is(store: RunStore) -> None:
@@ -143,7 +152,9 @@ def test_they_are_kept_as_long_as_their_run_is(store: RunStore) -> None:
     assert stats(store).rows["requests"] == stats(store).rows["values"] == 0
 
 
-def test_a_thread_begun_again_after_a_collection_stores_them_again(store: RunStore, url: str) -> None:
+def test_a_thread_begun_again_after_a_collection_stores_them_again(
+    store: RunStore, url: str
+) -> None:
     store.journal.write_call(first := text_call(1), MESSAGES[:3])
     execute(url, "DELETE FROM requests")
     assert collect_values(store) > 0
@@ -188,13 +199,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_row_is_refused_by_all_who_read_it(kind: str, tmp_path: Path) -> None:
-    """Nothing bare escapes; `collect_values` may take it for sound where it names values as it should."""
+    """Nothing bare escapes; `collect_values` may take it for sound where it names values as it
+    should.
+    """
     with open_store(tmp_path / "store.db") as store, open_store(tmp_path / "copy.db") as target:
         store.journal.write_call(call := text_call(1), MESSAGES[:1])
         execute(store.url, "UPDATE requests SET data = ?", (HOSTILE[kind],))
         with pytest.raises(StoreError, match=f"request of model call {call.id}: "):
             store.journal.find_call(call.id)
-        assert [finding for finding in verify(store) if f"request of model call {call.id}" in finding]
+        assert [
+            finding for finding in verify(store) if f"request of model call {call.id}" in finding
+        ]
         for care in (collect_values, lambda store: copy_store(store, target)):
             with suppress(StoreError):
                 care(store)
@@ -204,12 +219,18 @@ def test_what_cannot_be_shown_is_refused_when_it_is_written(store: RunStore) -> 
     value: Any = "deep"
     for _ in range(300):
         value = [value]
-    with pytest.raises(UnstorableError, match=r"call of thread 'thread-1' was sent a message .*It was not recorded"):
-        store.journal.write_call(text_call(1), [HumanMessage("x", additional_kwargs={"value": value})])
+    with pytest.raises(
+        UnstorableError, match=r"call of thread 'thread-1' was sent a message .*It was not recorded"
+    ):
+        store.journal.write_call(
+            text_call(1), [HumanMessage("x", additional_kwargs={"value": value})]
+        )
     assert stats(store).rows["model calls"] == 0
 
 
-def test_it_is_sealed_and_copied_under_another_key(store: RunStore, url: str, tmp_path: Path) -> None:
+def test_it_is_sealed_and_copied_under_another_key(
+    store: RunStore, url: str, tmp_path: Path
+) -> None:
     calls, targets = talk(store, 3), [("sealed", os.urandom(32)), ("plain", None)]
     wanted, source = [read(store, call) for call in calls], store
     for name, key in targets:
@@ -227,7 +248,8 @@ def test_a_store_of_a_newer_version_is_left_alone(url: str) -> None:
     set_version(url, STORE_VERSION + 1)
     for create in (True, False):
         with pytest.raises(
-            StoreVersionError, match=f"schema version {STORE_VERSION + 1}; versions up to {STORE_VERSION} are known"
+            StoreVersionError,
+            match=f"schema version {STORE_VERSION + 1}; versions up to {STORE_VERSION} are known",
         ):
             open_store(url, create=create)
     assert version_of(url) == STORE_VERSION + 1
@@ -243,18 +265,27 @@ def test_a_store_made_before_goes_on(url: str) -> None:
     execute(url, "DROP TABLE requests")
     set_version(url, 2)
     with open_store(url) as store:
-        assert version_of(url) == STORE_VERSION == 6, "a program of that time would collect what requests name"
+        assert version_of(url) == STORE_VERSION == 6, (
+            "a program of that time would collect what requests name"
+        )
         assert read(store, call) == call
         store.journal.write_call(later := text_call(2), MESSAGES)
         assert read(store, later).request == dumps(MESSAGES) and [*verify(store)] == []
 
 
 def tools(count: int) -> tuple[dict[str, Any], ...]:
-    described = {"description": "multiplies " * 40, "parameters": {"type": "object", "properties": {"x": {}}}}
-    return tuple({"type": "function", "function": {"name": f"f{n}", **described}} for n in range(count))
+    described = {
+        "description": "multiplies " * 40,
+        "parameters": {"type": "object", "properties": {"x": {}}},
+    }
+    return tuple(
+        {"type": "function", "function": {"name": f"f{n}", **described}} for n in range(count)
+    )
 
 
-@pytest.mark.parametrize("facts", [{}, {"token_ids": (5, 6), "mask": (False, True), "logprobs": (0.0, -0.5)}])
+@pytest.mark.parametrize(
+    "facts", [{}, {"token_ids": (5, 6), "mask": (False, True), "logprobs": (0.0, -0.5)}]
+)
 @pytest.mark.parametrize("sent", [[], MESSAGES])
 @pytest.mark.parametrize("count", [0, 1, 40])
 def test_tools_are_read_back_as_they_were_offered(

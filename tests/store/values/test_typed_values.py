@@ -1,4 +1,6 @@
-"""Values of every type: each comes back as it was, in type and value, or is refused where it stands."""
+"""Values of every type: each comes back as it was, in type and value, or is refused where it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,13 @@ def test_a_value_comes_back_in_type_and_value(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [Pairs([(1, 2)]), Result[int]({1}), Box[int](item=1), [Box[Box[str]](item=Box[str](item="a"))], SecretStr("a")],
+    [
+        Pairs([(1, 2)]),
+        Result[int]({1}),
+        Box[int](item=1),
+        [Box[Box[str]](item=Box[str](item="a"))],
+        SecretStr("a"),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_a_state_declares_comes_back(value: Any) -> None:
@@ -221,7 +229,10 @@ def test_an_array_that_comes_back_may_be_written_to() -> None:
         ([memoryview(b"x")], r"memoryview.* come back as another, at \[0\]"),
         ({"a": defaultdict(lambda: 1)}, r"default_factory .*at \.a"),
         (np.array([object()]), "array of object"),
-        (type("Inside", (BaseModel,), {"__qualname__": "f.<locals>.Inside"})(), "stands in a function"),
+        (
+            type("Inside", (BaseModel,), {"__qualname__": "f.<locals>.Inside"})(),
+            "stands in a function",
+        ),
     ],
 )
 def test_what_would_come_back_as_another_is_refused_with_its_place(value: Any, words: str) -> None:
@@ -253,7 +264,9 @@ def test_a_forged_form_makes_nothing() -> None:
 
 def test_a_type_that_is_gone_is_an_error_and_no_dict() -> None:
     data = ormsgpack.packb(ormsgpack.Ext(2, ormsgpack.packb(["gone.module", "Plan", {"a": 1}])))
-    with pytest.raises(RefusedValue, match=r"gone\.module\.Plan, which cannot be made again: ModuleNotFoundError"):
+    with pytest.raises(
+        RefusedValue, match=r"gone\.module\.Plan, which cannot be made again: ModuleNotFoundError"
+    ):
         StrictSerializer([("gone.module", "Plan")]).loads_typed(("msgpack", data))
 
 
@@ -265,7 +278,14 @@ def test_the_text_of_a_message_is_kept_as_a_text() -> None:
 
 
 def test_plain_values_have_the_bytes_of_langgraph() -> None:
-    for value in ({"a": [1, 2.5, None, "x", b"y"]}, [{"b": {}}], {1: "a"}, "text", HumanMessage("x", id="1"), {1, 2}):
+    for value in (
+        {"a": [1, 2.5, None, "x", b"y"]},
+        [{"b": {}}],
+        {1: "a"},
+        "text",
+        HumanMessage("x", id="1"),
+        {1, 2},
+    ):
         assert SERIALIZER.dumps_typed(value) == SERIALIZER.dumps_allowed(value)
 
 
@@ -277,7 +297,14 @@ LEAVES = st.one_of(
     st.builds(bytearray, st.binary(max_size=9)), st.builds(Name, st.text()), st.characters(categories=["Cs"]),
 )  # fmt: skip
 HASHABLE = st.recursive(
-    st.one_of(st.none(), st.integers(), st.text(), st.sampled_from(Phase), st.uuids(), st.binary(max_size=9)),
+    st.one_of(
+        st.none(),
+        st.integers(),
+        st.text(),
+        st.sampled_from(Phase),
+        st.uuids(),
+        st.binary(max_size=9),
+    ),
     lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )

@@ -1,7 +1,8 @@
 """What every `Environment` does alike: in this process, on a server, on a cluster.
 
-Subclass `EnvironmentContract` and give it a fixture `environment`: one of a body's own kind, with the standard library
-at least, `SLOTS` slots and no other user. It is not closed by these tests; `closing` gives one that may be.
+Subclass `EnvironmentContract` and give it a fixture `environment`: one of a body's own kind, with
+the standard library at least, `SLOTS` slots and no other user. It is not closed by these tests;
+`closing` gives one that may be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.base import (
+    Cell,
+    Environment,
+    ExecutionResult,
+    Limits,
+    SessionState,
+    Submission,
+)
 from hrm_agent.environment.sandbox.seccomp import number_of
 from hrm_agent.errors import HrmError
 from hrm_agent.testing import wait_until
@@ -49,14 +57,18 @@ LONG = Limits(wall_seconds=300, cpu_seconds=300)
 """For what ends by itself, or by the test: no slow machine makes a time-out of it."""
 
 
-async def run_batch(environment: Environment, submissions: Sequence[Submission]) -> list[ExecutionResult]:
+async def run_batch(
+    environment: Environment, submissions: Sequence[Submission]
+) -> list[ExecutionResult]:
     """Run calls side by side; their outcomes in the order given."""
     return list(await asyncio.gather(*map(environment.run, submissions)))
 
 
 async def gauge(environment: Environment, name: str) -> float:
     lines = (await environment.metrics()).splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"hrm_environment_{name} "))
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith(f"hrm_environment_{name} ")
+    )
 
 
 async def until_gauge(environment: Environment, name: str, value: float) -> None:
@@ -73,8 +85,8 @@ async def all_slots_free(environment: Environment) -> None:
 async def occupied(environment: Environment) -> list[asyncio.Task[ExecutionResult]]:
     """Every slot is taken by a call that goes on until it is cancelled.
 
-    Calls that a test before has cancelled hold their slots for a moment yet: counted as running, they would stand in
-    for one of these, which would then wait behind the test's own calls.
+    Calls that a test before has cancelled hold their slots for a moment yet: counted as running,
+    they would stand in for one of these, which would then wait behind the test's own calls.
     """
     await all_slots_free(environment)
     tasks = [asyncio.create_task(environment.execute(IDLE, limits=LONG)) for _ in range(SLOTS)]
@@ -89,7 +101,9 @@ async def cancelled(*tasks: asyncio.Task[ExecutionResult]) -> None:
 
 
 class EnvironmentContract:
-    async def test_the_level_of_isolation_stands_in_every_outcome(self, environment: Environment) -> None:
+    async def test_the_level_of_isolation_stands_in_every_outcome(
+        self, environment: Environment
+    ) -> None:
         assert environment.isolation in ("L0", "L1", "L2", "L3")
         assert (await environment.execute("1")).isolation == environment.isolation
 
@@ -117,7 +131,8 @@ class EnvironmentContract:
         result = await environment.execute(code, limits=limits)
         assert result.status is status, result
         assert result.isolation == environment.isolation
-        assert result.attempt == 1 or limits is SHORT  # on a slow machine it may not have begun by then
+        # on a slow machine it may not have begun by then
+        assert result.attempt == 1 or limits is SHORT
 
     async def test_what_is_measured(self, environment: Environment) -> None:
         code = "import time\nx = b'x' * 50_000_000\nwhile time.process_time() < 0.1: pass"
@@ -132,7 +147,9 @@ class EnvironmentContract:
     async def test_sessions_belong_to_runs(self, environment: Environment) -> None:
         await environment.run(Submission("x = 1", session="of a", run="a"))
         await environment.run(Submission("x = 2", session="of b", run="b"))
-        assert (await environment.run(Submission("x", session="of a", run="b"))).status is ToolStatus.DENIED
+        assert (
+            await environment.run(Submission("x", session="of a", run="b"))
+        ).status is ToolStatus.DENIED
         for source, target in (("of a", "copy of a"), ("of b", "of a")):
             with pytest.raises(HrmError, match="belongs to another run"):
                 await environment.fork_session(source, target, run="b")
@@ -142,12 +159,17 @@ class EnvironmentContract:
         assert (await environment.run(Submission("x", session="copy of a", run="a"))).value == "1"
         for name, run in (("of a", "a"), ("copy of a", "a"), ("of b", "b"), ("unknown", "c")):
             await environment.end_session(name, run=run)
-        assert (await environment.run(Submission("x", session="of a", run="b"))).session is SessionState.NEW
+        assert (
+            await environment.run(Submission("x", session="of a", run="b"))
+        ).session is SessionState.NEW
         await environment.end_session("of a", run="b")
 
     async def test_what_was_refused_is_counted(self, environment: Environment) -> None:
         numbers = [number_of(name) for name in ("io_setup", "io_setup", "io_setup", "ptrace")]
-        code = f"import ctypes\nlibc = ctypes.CDLL(None)\n[libc.syscall(number, 0, 0, 0, 0) for number in {numbers}]"
+        code = (
+            "import ctypes\nlibc = ctypes.CDLL(None)\n[libc.syscall(number, 0, 0, 0, 0) for number"
+            f" in {numbers}]"
+        )
         for session in (None, "s"):
             result = await environment.execute(code, session=session)
             assert (result.status, result.value) == (ToolStatus.OK, "[-1, -1, -1, -1]"), result
@@ -158,23 +180,35 @@ class EnvironmentContract:
     @pytest.mark.parametrize(
         ("code", "value", "as_json"),
         [
-            ("{'a': [1, 2.5, None, True]}", "{'a': [1, 2.5, None, True]}", {"a": [1, 2.5, None, True]}),
+            (
+                "{'a': [1, 2.5, None, True]}",
+                "{'a': [1, 2.5, None, True]}",
+                {"a": [1, 2.5, None, True]},
+            ),
             ("RESULT = 'é中\\n'", "'é中\\n'", "é中\n"),
             ("{1, 2}", "{1, 2}", None),
             ("x = 1", None, None),
         ],
     )
-    async def test_a_value_and_its_json(self, environment: Environment, code: str, value: str, as_json: object) -> None:
+    async def test_a_value_and_its_json(
+        self, environment: Environment, code: str, value: str, as_json: object
+    ) -> None:
         result = await environment.execute(code)
         assert result.value == value
         assert (result.value_json and json.loads(result.value_json)) == as_json
 
-    async def test_output_is_cut_in_the_middle_and_its_size_told(self, environment: Environment) -> None:
+    async def test_output_is_cut_in_the_middle_and_its_size_told(
+        self, environment: Environment
+    ) -> None:
         code = "import sys\nprint('a' * 1000 + 'b' * 1000)\nprint('é' * 30, file=sys.stderr)"
         result = await environment.execute(code, limits=Limits(output_bytes=100))
         assert result.stdout.startswith("a" * 40) and result.stdout.endswith("b" * 40 + "\n")
         assert "bytes cut" in result.stdout and len(result.stdout) < 200
-        assert (result.stdout_bytes, result.stderr, result.stderr_bytes) == (2001, "é" * 30 + "\n", 61)
+        assert (result.stdout_bytes, result.stderr, result.stderr_bytes) == (
+            2001,
+            "é" * 30 + "\n",
+            61,
+        )
 
     async def test_text_of_every_kind_arrives_as_it_was(self, environment: Environment) -> None:
         text = "\x00\x1b\u2028\U0001f600\x7f"
@@ -192,14 +226,20 @@ class EnvironmentContract:
     async def test_calls_of_a_session_share_their_variables(self, environment: Environment) -> None:
         first = await environment.execute("x = 1", session="share")
         second = await environment.execute("x + 1", session="share")
-        assert (first.session, second.session, second.value) == (SessionState.NEW, SessionState.KEPT, "2")
+        assert (first.session, second.session, second.value) == (
+            SessionState.NEW,
+            SessionState.KEPT,
+            "2",
+        )
         assert "NameError" in (await environment.execute("x", session="share not")).stderr
 
     async def test_a_session_whose_process_died_is_rebuilt_without_the_cell_that_killed_it(
         self, environment: Environment
     ) -> None:
         await environment.execute("x = 5", session="dies")
-        assert (await environment.execute(FOREVER, session="dies", limits=SHORT)).status is ToolStatus.TIMEOUT
+        assert (
+            await environment.execute(FOREVER, session="dies", limits=SHORT)
+        ).status is ToolStatus.TIMEOUT
         after = await environment.execute("x", session="dies")
         assert (after.session, after.value) == (SessionState.REPLAYED, "5")
 
@@ -209,15 +249,25 @@ class EnvironmentContract:
         cells = (Cell("x = 1", first.digest),)
         branched = await environment.run(Submission("x", session="history", history=cells))
         assert (branched.session, branched.value) == (SessionState.REPLAYED, "1")
-        kept = await environment.run(Submission("x", session="history", history=(*cells, Cell("x", branched.digest))))
+        kept = await environment.run(
+            Submission("x", session="history", history=(*cells, Cell("x", branched.digest)))
+        )
         assert (kept.session, kept.value) == (SessionState.KEPT, "1")
 
-    async def test_a_history_that_comes_to_something_else_is_told(self, environment: Environment) -> None:
+    async def test_a_history_that_comes_to_something_else_is_told(
+        self, environment: Environment
+    ) -> None:
         cells = (Cell("y = 0"), Cell("x = 1\nx", "0123456789abcdef"))
         result = await environment.run(Submission("x", session="changed", history=cells))
-        assert (result.session, result.changed_cells, result.value) == (SessionState.DIFFERS, (2,), "1")
+        assert (result.session, result.changed_cells, result.value) == (
+            SessionState.DIFFERS,
+            (2,),
+            "1",
+        )
 
-    async def test_calls_of_a_session_run_in_the_order_of_their_submission(self, environment: Environment) -> None:
+    async def test_calls_of_a_session_run_in_the_order_of_their_submission(
+        self, environment: Environment
+    ) -> None:
         cells = [Submission("x = [0]", session="order")]
         cells += [Submission(f"x.append({i})\nlen(x)", session="order") for i in range(1, 10)]
         results = await run_batch(environment, cells)
@@ -247,14 +297,22 @@ class EnvironmentContract:
         denied = await environment.run(Submission("x", session="mine", run="yours"))
         assert (denied.status, denied.value) == (ToolStatus.DENIED, None)
 
-    async def test_a_call_that_is_submitted_again_is_given_its_first_answer(self, environment: Environment) -> None:
+    async def test_a_call_that_is_submitted_again_is_given_its_first_answer(
+        self, environment: Environment
+    ) -> None:
         call = Submission("import random\nrandom.random()", id="again")
         other = Submission("import random\nrandom.random()", id="another")
         first, again, different = [await environment.run(each) for each in (call, call, other)]
-        assert (first.value, first.value_json, first.cpu_seconds) == (again.value, again.value_json, again.cpu_seconds)
+        assert (first.value, first.value_json, first.cpu_seconds) == (
+            again.value,
+            again.value_json,
+            again.cpu_seconds,
+        )
         assert different.value != first.value
 
-    async def test_a_call_that_is_submitted_twice_at_once_runs_once(self, environment: Environment) -> None:
+    async def test_a_call_that_is_submitted_twice_at_once_runs_once(
+        self, environment: Environment
+    ) -> None:
         await environment.execute("x = 0", session="once")
         call = Submission("import time\ntime.sleep(0.2)\nx += 1\nx", session="once", id="twice")
         results = await run_batch(environment, [call, call])
@@ -262,14 +320,18 @@ class EnvironmentContract:
 
     async def test_an_id_belongs_to_its_code(self, environment: Environment) -> None:
         await environment.run(Submission("1", id="taken"))
-        assert (await environment.run(Submission("2", id="taken"))).status is ToolStatus.INVALID_CALL
+        assert (
+            await environment.run(Submission("2", id="taken"))
+        ).status is ToolStatus.INVALID_CALL
 
     async def test_cancelling_frees_the_slot(self, environment: Environment) -> None:
         await cancelled(*await occupied(environment))
         await all_slots_free(environment)
         assert (await environment.execute("1")).value == "1"
 
-    async def test_cancelling_what_waits_leaves_the_rest_alone(self, environment: Environment) -> None:
+    async def test_cancelling_what_waits_leaves_the_rest_alone(
+        self, environment: Environment
+    ) -> None:
         holders = await occupied(environment)
         waiting = [asyncio.create_task(environment.execute(f"{i}")) for i in range(3)]
         await until_gauge(environment, "waiting", 3)
@@ -282,13 +344,16 @@ class EnvironmentContract:
                 await environment.execute(IDLE, limits=LONG)
         await all_slots_free(environment)
 
-    async def test_a_call_that_has_not_begun_at_its_deadline_never_does(self, environment: Environment) -> None:
+    async def test_a_call_that_has_not_begun_at_its_deadline_never_does(
+        self, environment: Environment
+    ) -> None:
         holders = await occupied(environment)
         began = time.monotonic()
         late = await environment.run(Submission("1", deadline_seconds=0.2))
         assert time.monotonic() - began >= 0.2
         assert (late.status, late.value) == (ToolStatus.INFRASTRUCTURE, None)
-        assert not any(holder.done() for holder in holders)  # so no slot was free: it was told all the same
+        # so no slot was free: it was told all the same
+        assert not any(holder.done() for holder in holders)
         await cancelled(*holders)
         assert (await environment.run(Submission("1", deadline_seconds=60))).value == "1"
 
@@ -301,7 +366,9 @@ class EnvironmentContract:
     async def test_a_slow_call_delays_no_other(self, environment: Environment) -> None:
         slow = asyncio.create_task(environment.execute(IDLE, limits=LONG))
         quick = [asyncio.create_task(environment.execute(f"{i}")) for i in range(10)]
-        assert [result.value for result in await asyncio.gather(*quick)] == [str(i) for i in range(10)]
+        assert [result.value for result in await asyncio.gather(*quick)] == [
+            str(i) for i in range(10)
+        ]
         assert not slow.done()
         await cancelled(slow)
 
@@ -315,14 +382,19 @@ class EnvironmentContract:
 
         calls = [asyncio.create_task(call(priority)) for priority in (0, 0, 0, 0, 5, 5)]
         await until_gauge(environment, "waiting", len(calls))
-        await cancelled(holders[0])  # the other goes on: one after the other they come to the one slot
+        # the other goes on: one after the other they come to the one slot
+        await cancelled(holders[0])
         await asyncio.gather(*calls)
         assert ended == [5, 5, 0, 0, 0, 0]
         await cancelled(holders[1])
 
     async def test_many_at_once_get_their_own_answers(self, environment: Environment) -> None:
-        results = await asyncio.gather(*(environment.execute(f"print({i})\n{i} ** 2") for i in range(200)))
-        assert [(result.stdout, result.value) for result in results] == [(f"{i}\n", str(i * i)) for i in range(200)]
+        results = await asyncio.gather(
+            *(environment.execute(f"print({i})\n{i} ** 2") for i in range(200))
+        )
+        assert [(result.stdout, result.value) for result in results] == [
+            (f"{i}\n", str(i * i)) for i in range(200)
+        ]
 
     def test_it_serves_one_event_loop_after_another(self, environment: Environment) -> None:
         async def two() -> list[str | None]:
@@ -332,10 +404,17 @@ class EnvironmentContract:
 
     async def test_it_serves_several_event_loops_at_once(self, environment: Environment) -> None:
         async def ten(start: int) -> list[str | None]:
-            return [r.value for r in await asyncio.gather(*(environment.execute(f"{start + i}") for i in range(10)))]
+            return [
+                r.value
+                for r in await asyncio.gather(
+                    *(environment.execute(f"{start + i}") for i in range(10))
+                )
+            ]
 
         threads = [asyncio.to_thread(asyncio.run, ten(100 * n)) for n in range(4)]
-        assert await asyncio.gather(*threads) == [[str(100 * n + i) for i in range(10)] for n in range(4)]
+        assert await asyncio.gather(*threads) == [
+            [str(100 * n + i) for i in range(10)] for n in range(4)
+        ]
 
     async def test_its_metrics_count_calls(self, environment: Environment) -> None:
         async def ok() -> float:

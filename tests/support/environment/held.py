@@ -1,7 +1,9 @@
-"""Snippets that wait for a word from the test: what runs when something happens to it is so by construction.
+"""Snippets that wait for a word from the test: what runs when something happens to it is so by
+construction.
 
-`HOLD`, put before a snippet's code, has it wait for a signal; `held` finds the processes that wait, and `let_go` sends
-it to them. Nothing inside a sandbox can be told anything else from without, and no length of a sleep is the right one.
+`HOLD`, put before a snippet's code, has it wait for a signal; `held` finds the processes that wait,
+and `let_go` sends it to them. Nothing inside a sandbox can be told anything else from without, and
+no length of a sleep is the right one.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ signal.sigwait([signal.SIGUSR1])
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 """
-"""SIGUSR2 is blocked only to be seen: the kernel does not list the signal that is waited for. Once the code has gone
-on, another SIGUSR1 does nothing to it."""
+"""SIGUSR2 is blocked only to be seen: the kernel does not list the signal that is waited for. Once
+the code has gone on, another SIGUSR1 does nothing to it.
+"""
 PATIENCE_SECONDS = 60.0
 """Only what hangs takes longer."""
 _BIT, _OTHER = 1 << (signal.SIGUSR2 - 1), 1 << (signal.SIGTERM - 1)
@@ -45,7 +48,9 @@ def _waits(pid: int) -> bool:
     return int(blocked, 16) & (_BIT | _OTHER) == _BIT
 
 
-async def until_held(count: int = 1, *, below: int | None = None, known: set[int] | None = None) -> set[int]:
+async def until_held(
+    count: int = 1, *, below: int | None = None, known: set[int] | None = None
+) -> set[int]:
     """Those that wait, besides the `known`, once there are so many."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(found := held(below) - (known or set())) < count:

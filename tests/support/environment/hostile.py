@@ -1,10 +1,12 @@
-"""Hostile results by a seed: what a snippet may leave to its readers, as code that is run and as bytes that are read.
+"""Hostile results by a seed: what a snippet may leave to its readers, as code that is run and as
+bytes that are read.
 
     python -m tests.support.environment.hostile [--calls 10000] [--readings 10000] [--seed 0] [--isolation L2]
 
-`hostile_calls` gives snippets of one to three pieces, each of a part of `PIECES`: values, representations, descriptors,
-exits, signals, names, output, files of the value, system calls. `complaints` says what is wrong with an outcome,
-whatever was run. `attack` runs calls against any environment, those of another client beside them.
+`hostile_calls` gives snippets of one to three pieces, each of a part of `PIECES`: values,
+representations, descriptors, exits, signals, names, output, files of the value, system calls.
+`complaints` says what is wrong with an outcome, whatever was run. `attack` runs calls against any
+environment, those of another client beside them.
 """
 
 from __future__ import annotations
@@ -41,10 +43,24 @@ __all__ = [
 ]
 
 LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0, memory_bytes=256 * 2**20, output_bytes=1024)
-POSSIBLE = frozenset(ToolStatus) - {ToolStatus.INFRASTRUCTURE, ToolStatus.INVALID_CALL, ToolStatus.TIMEOUT}
-"""No piece takes long: what is said to be a time-out is forged, or a session has lost the pipe that it answers on."""
+POSSIBLE = frozenset(ToolStatus) - {
+    ToolStatus.INFRASTRUCTURE,
+    ToolStatus.INVALID_CALL,
+    ToolStatus.TIMEOUT,
+}
+"""No piece takes long: what is said to be a time-out is forged, or a session has lost the pipe that
+it answers on.
+"""
 NAMES = (
-    *(b"VmHWM: x", b"VmHWM: 9999999", b"\nVmHWM:\t1 kB", b") Z 1 1 1 1", b")\n(x) R 0", b"Threads:\t1", b"Pss: -1"),
+    *(
+        b"VmHWM: x",
+        b"VmHWM: 9999999",
+        b"\nVmHWM:\t1 kB",
+        b") Z 1 1 1 1",
+        b")\n(x) R 0",
+        b"Threads:\t1",
+        b"Pss: -1",
+    ),
     *(
         b"\xff\xfe\xff",
         b"%n%s%d",
@@ -73,12 +89,44 @@ _WORDS = (
         b"5\r\n",
         b"1e3\n",
     ),
-    *(b"[" * 5000, b'{"a":' * 900, b"1" * 5000, b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b'{"a":1,"a":2}', b"nul"),
-    *(b"\x00" * 40, b"\xc3", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x1b]0;x\x07", b"\xe2\x80\xae", b"0x" + b"f" * 9000),
-    *(MEMORY_ERROR, b"Process ended by SIGKILL\n", b"Traceback (most recent call last):\n", b"\xff" * 70000),
+    *(
+        b"[" * 5000,
+        b'{"a":' * 900,
+        b"1" * 5000,
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b'"\\ud800"',
+        b'{"a":1,"a":2}',
+        b"nul",
+    ),
+    *(
+        b"\x00" * 40,
+        b"\xc3",
+        b"\xf0\x9f\x98",
+        b"\xed\xa0\x80",
+        b"\x1b]0;x\x07",
+        b"\xe2\x80\xae",
+        b"0x" + b"f" * 9000,
+    ),
+    *(
+        MEMORY_ERROR,
+        b"Process ended by SIGKILL\n",
+        b"Traceback (most recent call last):\n",
+        b"\xff" * 70000,
+    ),
 )
 _EXPRESSIONS = (
-    *("float('nan')", "1e400", "-(10**4299)", "10**5000", "10**60000", "'\\ud800'", "'\\x00' * 999", "b'\\xff' * 999"),
+    *(
+        "float('nan')",
+        "1e400",
+        "-(10**4299)",
+        "10**5000",
+        "10**60000",
+        "'\\ud800'",
+        "'\\x00' * 999",
+        "b'\\xff' * 999",
+    ),
     *(
         "range(10**12)",
         "...",
@@ -89,8 +137,22 @@ _EXPRESSIONS = (
         "{True: 1, 1.0: 2}",
         "'x' * 10**6",
     ),
-    *("[[]] * 9999", "{'a': object()}", "'5\\nabc'", "[float('inf')]", "complex('nan')", "NotImplemented", "lambda: 0"),
-    *("(lambda x: (x.append(x), x)[1])([])", "(lambda d: (d.update(a=d), d)[1])({})", "memoryview(b'x')", "-0.0", "''"),
+    *(
+        "[[]] * 9999",
+        "{'a': object()}",
+        "'5\\nabc'",
+        "[float('inf')]",
+        "complex('nan')",
+        "NotImplemented",
+        "lambda: 0",
+    ),
+    *(
+        "(lambda x: (x.append(x), x)[1])([])",
+        "(lambda d: (d.update(a=d), d)[1])({})",
+        "memoryview(b'x')",
+        "-0.0",
+        "''",
+    ),
 )
 _REPRS = (
     *(
@@ -108,7 +170,12 @@ _REPRS = (
         "return '9' * 10**6",
         "os.close(3); return 'x'",
     ),
-    *("return 'a\\nb\\r\\x00'", "print('in repr'); return ''", "raise MemoryError", "os.ftruncate(3, 999); return 'x'"),
+    *(
+        "return 'a\\nb\\r\\x00'",
+        "print('in repr'); return ''",
+        "raise MemoryError",
+        "os.ftruncate(3, 999); return 'x'",
+    ),
     *(
         "os.write(3, b'1\\nx' + b'[' * 980); os._exit(0)",
         "del sys.stdout; return 'x'",
@@ -167,7 +234,10 @@ except Exception: pass
 def _descriptors(chance: random.Random) -> str:
     lines = list[str]()
     for _ in range(chance.randrange(1, 6)):
-        one, other = chance.choice((0, 1, 2, 3, 4, 7, 8, 9)), chance.choice((0, 1, 2, 3, 4, 7, 8, 9))
+        one, other = (
+            chance.choice((0, 1, 2, 3, 4, 7, 8, 9)),
+            chance.choice((0, 1, 2, 3, 4, 7, 8, 9)),
+        )
         size = chance.choice((0, 1, 1024, 65536, 2**20, 2**40))
         lines.append(
             chance.choice(
@@ -190,7 +260,9 @@ def _descriptors(chance: random.Random) -> str:
 
 
 def _exit(chance: random.Random) -> str:
-    code = chance.choice((0, 1, 2, 90, 91, 92, 126, 127, 137, 139, 152, 159, 255, chance.randrange(256)))
+    code = chance.choice(
+        (0, 1, 2, 90, 91, 92, 126, 127, 137, 139, 152, 159, 255, chance.randrange(256))
+    )
     return chance.choice(
         (
             f"os._exit({code})",
@@ -218,7 +290,10 @@ def _signal(chance: random.Random) -> str:
             f"if os.fork() == 0:\n    os.kill(os.getppid(), {number})\n    os._exit(0)\nos.wait()",
             f"if os.fork() == 0:\n    {kill}\n    os._exit(0)\nos.wait()",
             f"try: signal.signal({number}, {answer})\nexcept (OSError, ValueError): pass\n{kill}",
-            f"signal.pthread_sigmask(0, range(1, 65))\nsignal.pthread_kill(threading.get_ident(), {number})",
+            (
+                "signal.pthread_sigmask(0, range(1,"
+                f" 65))\nsignal.pthread_kill(threading.get_ident(), {number})"
+            ),
             f"signal.signal({fault}, signal.SIG_IGN)\nctypes.string_at({place})",
             "signal.setitimer(0, 0.001)\ntime.sleep(0.005)",
         )
@@ -238,7 +313,10 @@ subprocess.run([path], check=False)"""
         (
             called,
             f"thread = threading.Thread(target=lambda: {called})\nthread.start()\nthread.join()",
-            f"{called}\nif os.fork() == 0:\n    {called}\n    time.sleep({pause})\n    os._exit(0)\nos.wait()",
+            (
+                f"{called}\nif os.fork() == 0:\n    {called}\n    time.sleep({pause})\n   "
+                " os._exit(0)\nos.wait()"
+            ),
             program,
         )
     )
@@ -265,7 +343,9 @@ def _value_file(chance: random.Random) -> str:
 
 def _call(chance: random.Random) -> str:
     foreign = 1 << 30 | 39
-    number = chance.choice((-1, 500, 10**6, 2**31 - 1, 2**32 - 1, foreign, 272, 272 | 1 << 32, 101, 321, 446))
+    number = chance.choice(
+        (-1, 500, 10**6, 2**31 - 1, 2**32 - 1, foreign, 272, 272 | 1 << 32, 101, 321, 446)
+    )
     return f"libc.syscall(ctypes.c_long({number}), 0, 0, 0, 0, 0)"
 
 
@@ -280,10 +360,14 @@ PIECES: dict[str, Callable[[random.Random], str]] = {
     "files of the value": _value_file,
     "system calls": _call,
 }
-_HEAD = "import ctypes, os, signal, sys, threading, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+_HEAD = (
+    "import ctypes, os, signal, sys, threading, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+)
 
 
-def hostile_calls(seed: int, count: int, parts: Sequence[str] = tuple(PIECES)) -> Iterator[HostileCall]:
+def hostile_calls(
+    seed: int, count: int, parts: Sequence[str] = tuple(PIECES)
+) -> Iterator[HostileCall]:
     """The same for the same seed; the first parts in turn."""
     chance = random.Random(seed)
     for number in range(count):
@@ -329,20 +413,30 @@ class Figures:
     wrong: list[str] = field(default_factory=list[str])
 
 
-async def attack(environment: Environment, calls: Sequence[HostileCall], *, clients: int = 6) -> Figures:
-    """Run the calls, `clients` side by side. After each, another client has one of its own answered."""
+async def attack(
+    environment: Environment, calls: Sequence[HostileCall], *, clients: int = 6
+) -> Figures:
+    """Run the calls, `clients` side by side. After each, another client has one of its own
+    answered.
+    """
     figures, waiting = Figures(), iter(enumerate(calls))
 
     async def one(number: int, call: HostileCall) -> None:
         name = f"hostile {number}" if call.session else None
-        result = await environment.run(Submission(call.code, session=name, limits=LIMITS, run="policy"))
+        result = await environment.run(
+            Submission(call.code, session=name, limits=LIMITS, run="policy")
+        )
         results = [result]
         if name is not None:
-            results.append(await environment.run(Submission("1", session=name, limits=LIMITS, run="policy")))
+            results.append(
+                await environment.run(Submission("1", session=name, limits=LIMITS, run="policy"))
+            )
             await environment.end_session(name, run="policy")
         figures.calls += 1
         figures.statuses.update(str(each.status) for each in results[:1])
-        figures.wrong += [f"{call.parts}: {text}\n{call.code}" for each in results for text in complaints(each)]
+        figures.wrong += [
+            f"{call.parts}: {text}\n{call.code}" for each in results for text in complaints(each)
+        ]
         other = await environment.run(Submission("6 * 7", limits=LIMITS, run="another"))
         figures.others += 1
         if (other.status, other.value, other.attempt) != (ToolStatus.OK, "42", 1):
@@ -365,14 +459,24 @@ def read_hostile_files(seed: int, count: int) -> list[str]:
             os.pwrite(descriptor, hostile_bytes(chance), chance.choice((0, 0, 0, 1, 5000)))
             if chance.random() < 0.1:
                 os.ftruncate(descriptor, chance.choice((0, 1, 1023, 1024, 65536, 2**30)))
-        status = chance.choice((0, chance.randrange(256) << 8, chance.randrange(1, 65), chance.randrange(1, 65) | 0x80))
-        reply = Reply(1, chance.choice(list(Ended)), status, 0.1, chance.random(), chance.randrange(2**28))
+        status = chance.choice(
+            (0, chance.randrange(256) << 8, chance.randrange(1, 65), chance.randrange(1, 65) | 0x80)
+        )
+        reply = Reply(
+            1, chance.choice(list(Ended)), status, 0.1, chance.random(), chance.randrange(2**28)
+        )
         oom = chance.random() < 0.5
         result = outcome(reply, files, LIMITS, "L2", started=True, oom_killed=lambda oom=oom: oom)
         blameless = reply.ended in (Ended.KILLED, Ended.NOT_STARTED, Ended.TIMEOUT)
-        found += [text for text in complaints(result) if not (blameless and text.startswith(str(result.status)))]
+        found += [
+            text
+            for text in complaints(result)
+            if not (blameless and text.startswith(str(result.status)))
+        ]
         words = b"".join(
-            chance.choices((*NAMES, b"\n", b" ", b"12", b"VmHWM:", b"Pss:", b"\t"), k=chance.randrange(12))
+            chance.choices(
+                (*NAMES, b"\n", b" ", b"12", b"VmHWM:", b"Pss:", b"\t"), k=chance.randrange(12)
+            )
         )
         name = chance.choice((b"VmHWM:", b"Pss:", b"oom_kill "))
         line = next((line for line in words.split(b"\n") if line.startswith(name)), b"")
@@ -391,25 +495,41 @@ async def _run(calls: int, readings: int, seed: int, isolation: Isolation) -> in
     figures = await attack(environment, list(hostile_calls(seed, calls)))
     metrics = await environment.metrics()
     counts = [
-        line for line in metrics.splitlines() if line.startswith(("hrm_environment_worker_f", "hrm_environment_slot_d"))
+        line
+        for line in metrics.splitlines()
+        if line.startswith(("hrm_environment_worker_f", "hrm_environment_slot_d"))
     ]
     health = await environment.check_health(60)
     await environment.close()
     for text in (wrong + figures.wrong)[:20]:
         print(text)
-    print(f"{figures.calls} calls at {isolation}, {figures.others} of another client, {len(figures.wrong)} wrong")
-    print(f"{dict(figures.statuses)}; {'; '.join(counts)}; {health or 'well'}; {time.monotonic() - began:.0f} s")
+    print(
+        f"{figures.calls} calls at {isolation}, {figures.others} of another client,"
+        f" {len(figures.wrong)} wrong"
+    )
+    print(
+        f"{dict(figures.statuses)}; {'; '.join(counts)}; {health or 'well'};"
+        f" {time.monotonic() - began:.0f} s"
+    )
     return 1 if wrong or figures.wrong or health else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.environment.hostile", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.environment.hostile", description=__doc__
+    )
     parser.add_argument("--calls", type=int, default=10_000, help="snippets to run [10000]")
-    parser.add_argument("--readings", type=int, default=10_000, help="sets of files to read [10000]")
+    parser.add_argument(
+        "--readings", type=int, default=10_000, help="sets of files to read [10000]"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--isolation", type=Isolation, default=Isolation.L2, help="least level [L2]")
+    parser.add_argument(
+        "--isolation", type=Isolation, default=Isolation.L2, help="least level [L2]"
+    )
     arguments = parser.parse_args()
-    return asyncio.run(_run(arguments.calls, arguments.readings, arguments.seed, arguments.isolation))
+    return asyncio.run(
+        _run(arguments.calls, arguments.readings, arguments.seed, arguments.isolation)
+    )
 
 
 if __name__ == "__main__":

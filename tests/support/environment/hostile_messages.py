@@ -1,9 +1,11 @@
-"""Hostile messages to a server: `python -m tests.support.environment.hostile_messages --cases 5000 --seed 1`.
+"""Hostile messages to a server:
+`python -m tests.support.environment.hostile_messages --cases 5000 --seed 1`.
 
-Seeded: requests and messages of a stream that are nearly right (a field of another kind, a number beyond all bounds, a
-name of half a million characters, JSON that is cut or nested too deep), and calls whose output and values are made to
-be mistaken for messages. Each has to end in an answer of its own: an HTTP status below 500, a typed outcome, or the
-close of its own connection. After each group, another client's call is answered rightly.
+Seeded: requests and messages of a stream that are nearly right (a field of another kind, a number
+beyond all bounds, a name of half a million characters, JSON that is cut or nested too deep), and
+calls whose output and values are made to be mistaken for messages. Each has to end in an answer of
+its own: an HTTP status below 500, a typed outcome, or the close of its own connection. After each
+group, another client's call is answered rightly.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ class Fuzz:
 
     async def _session(self, session: aiohttp.ClientSession, chance: random.Random) -> str:
         names = {"source": chance.choice(VALUES), "target": chance.choice(VALUES)}
-        return await self._post(session, "/v1/sessions/fork", text_of(_spoilt(names, chance), chance))
+        return await self._post(
+            session, "/v1/sessions/fork", text_of(_spoilt(names, chance), chance)
+        )
 
     async def _post(self, session: aiohttp.ClientSession, path: str, text: str) -> str:
         headers = self._headers | {"Content-Type": "application/json"}
@@ -138,17 +142,28 @@ class Fuzz:
             while 99 not in answered:
                 heard = await socket.receive()
                 if heard.type is not aiohttp.WSMsgType.TEXT:
-                    assert socket.close_code in (1002, 1003, 1007, 1008, 1009), f"closed with {socket.close_code}"
+                    assert socket.close_code in (
+                        1002,
+                        1003,
+                        1007,
+                        1008,
+                        1009,
+                    ), f"closed with {socket.close_code}"
                     return "closed"
                 for answer in json.loads(heard.data):
                     assert len(ANSWERS & answer.keys()) == 1, str(answer)[:200]
-                    assert "result" not in answer or answer["result"]["status"] in STATUSES, str(answer)[:200]
+                    assert "result" not in answer or answer["result"]["status"] in STATUSES, str(
+                        answer
+                    )[:200]
                     answered.add(answer["key"])
         return "answered"
 
     async def _snippet(self, session: aiohttp.ClientSession, chance: random.Random) -> str:
         code = "\n".join(chance.choices(SNIPPETS, k=chance.randrange(1, 4)))
-        body = {"code": code, "limits": {"output_bytes": chance.choice((1, 100, 16384)), "wall_seconds": 30.0}}
+        body = {
+            "code": code,
+            "limits": {"output_bytes": chance.choice((1, 100, 16384)), "wall_seconds": 30.0},
+        }
         if chance.random() < 0.3:
             body["session"] = f"fuzz {chance.randrange(5)}"
         return await self._post(session, "/v1/run", json.dumps(body))
@@ -201,7 +216,21 @@ def text_of(value: Any, chance: random.Random) -> str:
     at = chance.randrange(len(text) + 1)
     if what < 0.85:
         return text[:at]
-    put = chance.choice(["\0", '"', "}", "[", ",", "NaN", "1e999", "\\ud800", "9" * 5000, "[" * 50_000, " " * 70_000])
+    put = chance.choice(
+        [
+            "\0",
+            '"',
+            "}",
+            "[",
+            ",",
+            "NaN",
+            "1e999",
+            "\\ud800",
+            "9" * 5000,
+            "[" * 50_000,
+            " " * 70_000,
+        ]
+    )
     return text[:at] + put + text[at + chance.randrange(3) :]
 
 
@@ -222,7 +251,9 @@ async def _fuzz(url: str, tokens: list[str], cases: int, seed: int, *, show: boo
     other = await asyncio.to_thread(RemoteEnvironment, url, token=tokens[1])
     async with aiohttp.ClientSession() as session:
         for first in range(0, cases, GROUP):
-            await asyncio.gather(*(fuzz.case(session, number) for number in range(first, min(first + GROUP, cases))))
+            await asyncio.gather(
+                *(fuzz.case(session, number) for number in range(first, min(first + GROUP, cases)))
+            )
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     result = await other.run(Submission(f"{first} + 1", limits=Limits(300, 300)))
@@ -264,7 +295,9 @@ def fuzzed(cases: int, seed: int, *, show: bool = False) -> Fuzz:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.environment.hostile_messages", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.environment.hostile_messages", description=__doc__
+    )
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

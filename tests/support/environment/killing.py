@@ -1,4 +1,6 @@
-"""Kills of slots and fork servers, at points that certainly come: which call one hits is chosen, not hoped for."""
+"""Kills of slots and fork servers, at points that certainly come: which call one hits is chosen,
+not hoped for.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ def _parent(pid: int) -> int:
 class ChosenKills:
     """Of an environment that this process alone uses.
 
-    The chosen piece of work is held where it has begun, until every slot, or every fork server, is killed: it is lost
-    with them, and so is whatever else runs just then. The second time it is what it was submitted as.
+    The chosen piece of work is held where it has begun, until every slot, or every fork server, is
+    killed: it is lost with them, and so is whatever else runs just then. The second time it is what
+    it was submitted as.
     """
 
     def __init__(self, environment: LocalEnvironment) -> None:
@@ -87,14 +90,16 @@ class ChosenKills:
     def _kill(self, fork_server: bool) -> None:
         work = self._victim.result(60)
         block_until(lambda: self._is_with_a_slot(work, begun=not work.session))
-        while self._is_with_a_slot(work):  # of a session nobody says that it has begun: its slot may be still to come
+        # of a session nobody says that it has begun: its slot may be still to come
+        while self._is_with_a_slot(work):
             with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
                 dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
                 for pid in list(at_depth(FORK_SERVER if fork_server else SLOT)):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 block_until(lambda: not any(map(is_running, dying)))
-            # Whoever struck again before the death is noticed would strike calls in their second attempt.
+            # Whoever struck again before the death is noticed would strike calls in their second
+            # attempt.
             end = time.monotonic() + _NOTICED_WITHIN_SECONDS
             while self._is_with_a_slot(work) and time.monotonic() < end:
                 time.sleep(0.01)

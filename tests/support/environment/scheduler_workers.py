@@ -1,11 +1,11 @@
-"""Workers for tests of the scheduler: threads instead of processes, honest about what the interface promises; and
-workers without any, where nothing happens before the test says so.
+"""Workers for tests of the scheduler: threads instead of processes, honest about what the interface
+promises; and workers without any, where nothing happens before the test says so.
 
 The code of a call is a few words of a language of its own, so that a test says what is to happen:
-`sleep 0.1`, `wait` (until killed), `hold` (until `ThreadWorkers.let_go`), `value 5`, `set 5`, `get` (the session's
-variable), `clock` (another value each time), `fail` (status error), `die` (the process ends, with an error), `timeout`,
-`lose`, `lose once...`, `break` (an infrastructure failure after the code had begun). What is wrong with the calls that
-come in is noted in `broken`.
+`sleep 0.1`, `wait` (until killed), `hold` (until `ThreadWorkers.let_go`), `value 5`, `set 5`, `get`
+(the session's variable), `clock` (another value each time), `fail` (status error), `die` (the
+process ends, with an error), `timeout`, `lose`, `lose once...`, `break` (an infrastructure failure
+after the code had begun). What is wrong with the calls that come in is noted in `broken`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ThreadWorkers:
                 return
             if work.session and known and work.fresh:
                 self.broken.append(f"session {work.session} was made twice")
-            process = self.processes.setdefault(work.session, Process()) if work.session else Process()
+            process = (
+                self.processes.setdefault(work.session, Process()) if work.session else Process()
+            )
             if process.busy:
                 self.broken.append(f"two calls of session {work.session} at once")
             process.busy = True
@@ -119,7 +121,9 @@ class ThreadWorkers:
             self._on_death(work.session)
         work.done(result, lost)
 
-    def _result(self, work: Work, process: Process, killed: threading.Event) -> tuple[ExecutionResult, bool, bool]:
+    def _result(
+        self, work: Work, process: Process, killed: threading.Event
+    ) -> tuple[ExecutionResult, bool, bool]:
         """Outcome, whether it was lost, and whether it ended its process."""
         word, _, rest = work.code.partition(" ")
         if word in ("sleep", "wait"):
@@ -131,14 +135,19 @@ class ThreadWorkers:
         if word == "lose" and not (rest.startswith("once") and work.code in self._lost):
             self._lost.add(work.code)
             return failed("lost"), True, True
-        values = {"get": process.variable, "clock": str(next(self._clock)) if word == "clock" else ""}
+        values = {
+            "get": process.variable,
+            "clock": str(next(self._clock)) if word == "clock" else "",
+        }
         ends = {
             "fail": (ExecutionResult(ToolStatus.ERROR), False, False),
             "die": (ExecutionResult(ToolStatus.ERROR, stdout="last words"), False, True),
             "timeout": (ExecutionResult(ToolStatus.TIMEOUT), False, True),
             "break": (failed("broken"), False, True),
         }
-        return ends.get(word, (ExecutionResult(ToolStatus.OK, value=values.get(word, rest)), False, False))
+        return ends.get(
+            word, (ExecutionResult(ToolStatus.OK, value=values.get(word, rest)), False, False)
+        )
 
 
 @dataclass
@@ -161,7 +170,8 @@ class SteppedWorkers:
             assert len(self.running) < self.slots
             assert work.session not in {other.session for other in self.running} - {0}
             self.check(work)
-        except AssertionError as error:  # what is raised here is the call's outcome, and no failure of the test
+        # what is raised here is the call's outcome, and no failure of the test
+        except AssertionError as error:
             self.broken.append(error)
         self.running.append(work)
         if work.session:

@@ -1,4 +1,6 @@
-"""Servers for tests: in this process, on an event loop of its own; and as a process that can be killed."""
+"""Servers for tests: in this process, on an event loop of its own; and as a process that can be
+killed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ TOKEN = "a token for tests"
 
 @contextmanager
 def served(
-    environment: Environment, listener: socket.socket, clients: Clients | None = None, **options: Any
+    environment: Environment,
+    listener: socket.socket,
+    clients: Clients | None = None,
+    **options: Any,
 ) -> Iterator[Service]:
     """Serve inside the block."""
     loop, stop = BackgroundLoop("served"), asyncio.Event()
@@ -37,7 +42,10 @@ def served(
 
     async def serve() -> None:
         async with serving(
-            environment, clients or Clients.of_token(TOKEN), listener, **{"drain_seconds": 0.0, **options}
+            environment,
+            clients or Clients.of_token(TOKEN),
+            listener,
+            **{"drain_seconds": 0.0, **options},
         ) as service:
             started.append(service)
             up.set()
@@ -62,7 +70,15 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "hrm_agent.cli.main", "environment", "serve", "--json", *self._flags)
+        command = (
+            sys.executable,
+            "-m",
+            "hrm_agent.cli.main",
+            "environment",
+            "serve",
+            "--json",
+            *self._flags,
+        )
         variables = os.environ | {TOKEN_VARIABLE: TOKEN}
         self._process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None

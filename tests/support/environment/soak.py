@@ -1,8 +1,10 @@
-"""A long run of mixed calls, and what is left of it: `python -m tests.support.environment.soak --calls 100000`.
+"""A long run of mixed calls, and what is left of it:
+`python -m tests.support.environment.soak --calls 100000`.
 
-Printing, numpy, errors, cells of sessions, long output, files, and attacks of the corpus, from several clients side by
-side. Each answer is checked. Between rounds, when nothing runs, it is counted what there is: processes, descriptors,
-memory files, temporary files, memory of this process and of all that it started. After the warm-up none of it may grow.
+Printing, numpy, errors, cells of sessions, long output, files, and attacks of the corpus, from
+several clients side by side. Each answer is checked. Between rounds, when nothing runs, it is
+counted what there is: processes, descriptors, memory files, temporary files, memory of this process
+and of all that it started. After the warm-up none of it may grow.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from pathlib import Path
 
 from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.attacks.host import PATIENCE_SECONDS, Host, descendants, open_descriptors, resident_bytes
+from tests.environment.attacks.host import (
+    PATIENCE_SECONDS,
+    Host,
+    descendants,
+    open_descriptors,
+    resident_bytes,
+)
 from tests.environment.attacks.snippets import CORPUS, DEFAULTS, Call, read_folder
 from tests.environment.attacks.trial import warm_up
 
@@ -57,7 +65,9 @@ class Sample:
     host_mib: float
     """Resident, of this process."""
     below_mib: float
-    """Of the processes that the soak has started, without pages of files: what they share counts once."""
+    """Of the processes that the soak has started, without pages of files: what they share counts
+    once.
+    """
 
 
 ALLOWED = Sample(0, 0, 0, 0, 0, 12.0, 24.0)
@@ -76,11 +86,15 @@ class Report:
 
     @property
     def growth(self) -> Sample:
-        """From the end of the warm-up to the end: of each, the least of the last rounds less the most of the first."""
+        """From the end of the warm-up to the end: of each, the least of the last rounds less the
+        most of the first.
+        """
         warm = self.samples[WARM_ROUNDS // 2 : WARM_ROUNDS]
         last = self.samples[-3:]
         names = [each.name for each in fields(Sample)]
-        return Sample(*(min(getattr(s, n) for s in last) - max(getattr(s, n) for s in warm) for n in names))
+        return Sample(
+            *(min(getattr(s, n) for s in last) - max(getattr(s, n) for s in warm) for n in names)
+        )
 
     @property
     def leaks(self) -> list[str]:
@@ -92,7 +106,9 @@ class Report:
 class _Client:
     """Makes calls one after the other, and knows what each is to come to."""
 
-    def __init__(self, environment: LocalEnvironment, name: str, attacks: list[Call], host: Host) -> None:
+    def __init__(
+        self, environment: LocalEnvironment, name: str, attacks: list[Call], host: Host
+    ) -> None:
         self._environment = environment
         self._name = name
         self._attacks = attacks
@@ -118,41 +134,81 @@ class _Client:
         code, expected, session = await kind(number)
         result = await self._environment.execute(code, session=session, limits=PATIENT)
         if (result.status, result.stdout, result.value) != expected:
-            report.wrong.append(f"{code!r} came to {result.status} {result.stdout[:80]!r} {result.stderr[-200:]!r}")
+            report.wrong.append(
+                f"{code!r} came to {result.status} {result.stdout[:80]!r} {result.stderr[-200:]!r}"
+            )
         return result
 
-    async def _print(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
-        return f"print('{self._name} {number}')\n{number} * 3", _ok(f"{self._name} {number}\n", str(number * 3)), None
+    async def _print(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+        return (
+            f"print('{self._name} {number}')\n{number} * 3",
+            _ok(f"{self._name} {number}\n", str(number * 3)),
+            None,
+        )
 
-    async def _numpy(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
-        return f"import numpy as np\nprint(int(np.arange({number}).sum()))", _ok(f"{sum(range(number))}\n"), None
+    async def _numpy(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+        return (
+            f"import numpy as np\nprint(int(np.arange({number}).sum()))",
+            _ok(f"{sum(range(number))}\n"),
+            None,
+        )
 
-    async def _error(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
-        return f"print({number})\nraise ValueError({number})", (ToolStatus.ERROR, f"{number}\n", None), None
+    async def _error(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+        return (
+            f"print({number})\nraise ValueError({number})",
+            (ToolStatus.ERROR, f"{number}\n", None),
+            None,
+        )
 
-    async def _cell(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+    async def _cell(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
         if self._cells == 20:
             await self._end_session()
         start = "total = 0\n" if self._cells == 0 else ""
         self._cells, self._total = self._cells + 1, self._total + number
-        return f"{start}total += {number}\ntotal", _ok("", str(self._total)), f"{self._name} {self._session}"
+        return (
+            f"{start}total += {number}\ntotal",
+            _ok("", str(self._total)),
+            f"{self._name} {self._session}",
+        )
 
-    async def _output(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+    async def _output(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
         size = PATIENT.output_bytes
-        cut = f"{'x' * (size // 2)}\n[... {100_000 + 1 - size} of 100001 bytes cut ...]\n{'x' * (size // 2 - 1)}\n"
+        cut = (
+            f"{'x' * (size // 2)}\n[... {100_000 + 1 - size} of 100001 bytes cut"
+            f" ...]\n{'x' * (size // 2 - 1)}\n"
+        )
         return "print('x' * 100_000)", _ok(cut), None
 
-    async def _files(self, number: int) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
-        code = "import os\nfor i in range(50): open(f'/tmp/{i}', 'w').write('x' * 10_000)\nlen(os.listdir('/tmp'))"
+    async def _files(
+        self, number: int
+    ) -> tuple[str, tuple[ToolStatus, str, str | None], str | None]:
+        code = (
+            "import os\nfor i in range(50): open(f'/tmp/{i}', 'w').write('x' *"
+            " 10_000)\nlen(os.listdir('/tmp'))"
+        )
         return code, _ok("", "50"), None
 
     async def _attack(self, report: Report) -> ExecutionResult:
         call = self._chance.choice(self._attacks)
         report.kinds["attack"] += 1
-        result = await self._environment.execute(call.filled(self._host.words()), limits=call.limits)
+        result = await self._environment.execute(
+            call.filled(self._host.words()), limits=call.limits
+        )
         if result.status not in call.outcomes | {ToolStatus.TIMEOUT} or "BREACH" in result.stdout:
             what = call.code.partition("\n")[0]
-            report.wrong.append(f"{what} came to {result.status}: {result.stdout[:200]} {result.stderr[-200:]}")
+            report.wrong.append(
+                f"{what} came to {result.status}: {result.stdout[:200]} {result.stderr[-200:]}"
+            )
         return result
 
     async def _end_session(self) -> None:
@@ -168,7 +224,11 @@ def _ok(stdout: str, value: str | None = None) -> tuple[ToolStatus, str, str | N
 def _attacks() -> list[Call]:
     """Those of one call that are soon over."""
     calls = [snippet.calls[0] for snippet in read_folder(CORPUS) if len(snippet.calls) == 1]
-    short = [call for call in calls if call.limits.wall_seconds <= ATTACK_SECONDS or ToolStatus.OK in call.outcomes]
+    short = [
+        call
+        for call in calls
+        if call.limits.wall_seconds <= ATTACK_SECONDS or ToolStatus.OK in call.outcomes
+    ]
     light = [call for call in short if call.session is None and not call.heavy]
     return [call for call in light if call.limits.memory_bytes == DEFAULTS["memory"] * MIB]
 
@@ -185,7 +245,9 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def sample(folder: Path, known: set[int]) -> Sample:
-    """What there is now. `known`: processes that stood below this one before, such as servers of other tests."""
+    """What there is now. `known`: processes that stood below this one before, such as servers of
+    other tests.
+    """
     gc.collect()
     below = descendants(os.getpid()) - known
     links = [_link(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
@@ -208,10 +270,18 @@ def _link(descriptor: Path) -> str:
 
 
 def _own_bytes(pid: int) -> int:
-    """Anonymous and shared memory. A share of a file's pages changes with who else has the file mapped."""
+    """Anonymous and shared memory. A share of a file's pages changes with who else has the file
+    mapped.
+    """
     with suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return sum(int(kib) for kib in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)) * 1024
+        return (
+            sum(
+                int(kib)
+                for kib in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)
+            )
+            * 1024
+        )
     return 0
 
 
@@ -222,13 +292,20 @@ async def soak(calls: int, *, rounds: int = ROUNDS, show: bool = False) -> Repor
         environment = LocalEnvironment(slots=SLOTS)
         await warm_up(environment, host, SLOTS)
         attacks = _attacks()
-        clients = [_Client(environment, f"client {number}", attacks, host) for number in range(CLIENTS)]
+        clients = [
+            _Client(environment, f"client {number}", attacks, host) for number in range(CLIENTS)
+        ]
         for number in range(rounds):
-            await asyncio.gather(*(client.make(calls // rounds // CLIENTS, report) for client in clients))
+            await asyncio.gather(
+                *(client.make(calls // rounds // CLIENTS, report) for client in clients)
+            )
             await asyncio.sleep(REST_SECONDS)
             report.samples.append(sample(folder, before))
             if show:
-                print(f"{number + 1:3} {time.monotonic() - start:7.1f} s  {report.samples[-1]}", flush=True)
+                print(
+                    f"{number + 1:3} {time.monotonic() - start:7.1f} s  {report.samples[-1]}",
+                    flush=True,
+                )
         report.wrong += [f"the host: {complaint}" for complaint in host.complaints()]
         await environment.close()
         if left := await _left(before | {host.victim.pid}):
@@ -252,11 +329,16 @@ async def _left(known: set[int]) -> set[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.environment.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.environment.soak", description=__doc__
+    )
     parser.add_argument("--calls", type=int, default=100_000)
     report = asyncio.run(soak(parser.parse_args().calls, show=True))
     made = sum(report.statuses.values())
-    print(f"{made:,} calls in {report.seconds:.0f} s, {made / report.seconds:.0f} a second: {dict(report.statuses)}")
+    print(
+        f"{made:,} calls in {report.seconds:.0f} s, {made / report.seconds:.0f} a second:"
+        f" {dict(report.statuses)}"
+    )
     print(f"kinds: {dict(report.kinds)}")
     print(f"grown since the warm-up: {report.growth}")
     for line in report.wrong[:20]:

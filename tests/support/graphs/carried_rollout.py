@@ -1,7 +1,9 @@
-"""An agent that asks twice, where the second rollout of each group of a step hangs in between, and tasks for it.
+"""An agent that asks twice, where the second rollout of each group of a step hangs in between, and
+tasks for it.
 
-It hangs under the weights of its own step; with `HANGS_ON` set, under those of the next one, too. The others of its
-group end after it has begun to; those of the next step, after it has ended there. Which are right is `is_right`.
+It hangs under the weights of its own step; with `HANGS_ON` set, under those of the next one, too.
+The others of its group end after it has begun to; those of the next step, after it has ended there.
+Which are right is `is_right`.
 """
 
 from __future__ import annotations
@@ -26,11 +28,16 @@ GROUPS, SAMPLES, HANGING = 2, 4, 1
 
 
 def tasks(count: int) -> list[Task]:
-    return [Task(prompt=f"Number {number}", verify=lambda text: float(text == "right")) for number in range(count)]
+    return [
+        Task(prompt=f"Number {number}", verify=lambda text: float(text == "right"))
+        for number in range(count)
+    ]
 
 
 def is_right(place: int, sample: int) -> bool:
-    """Of the first group two; of the other only the one that hangs: without it, all rewards are equal."""
+    """Of the first group two; of the other only the one that hangs: without it, all rewards are
+    equal.
+    """
     return sample == HANGING or (place, sample) == (0, 0)
 
 
@@ -48,7 +55,11 @@ async def wait(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
             await asyncio.Event().wait()
     else:
         hanging = f"{run}/step-{step}/{place}/{HANGING}"
-        await until(lambda: (found := journal.find_trajectory(hanging)) is not None and len(found.own_calls) > 0)
+        await until(
+            lambda: (
+                (found := journal.find_trajectory(hanging)) is not None and len(found.own_calls) > 0
+            )
+        )
         if step and HANGS_ON not in os.environ:
             for group in range(GROUPS):
                 carried = journal.trajectory(f"{run}/step-{step - 1}/{group}/{HANGING}").id

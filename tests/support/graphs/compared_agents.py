@@ -1,4 +1,6 @@
-"""Graphs whose replay is compared step by step. `word` is what an early node writes: another one is another code."""
+"""Graphs whose replay is compared step by step. `word` is what an early node writes: another one is
+another code.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def late(state: Plan) -> dict[str, Any]:
 
 
 def _line(*nodes: Any, schema: Any = Plan, **options: Any) -> Any:
-    return StateGraph(schema).add_sequence(nodes).add_edge(START, nodes[0].__name__).compile(**options)
+    return (
+        StateGraph(schema).add_sequence(nodes).add_edge(START, nodes[0].__name__).compile(**options)
+    )
 
 
 steps = _line(early, late)
@@ -246,7 +250,10 @@ fails_once = _line(early, flaky, late)
 
 
 def extended(state: list[Any], writes: list[Any]) -> list[Any]:
-    return [*state, *(item for write in writes for item in (write if isinstance(write, list) else [write]))]
+    return [
+        *state,
+        *(item for write in writes for item in (write if isinstance(write, list) else [write])),
+    ]
 
 
 def merged(state: dict[str, str], writes: list[dict[str, str]]) -> dict[str, str]:
@@ -263,7 +270,9 @@ def write(state: Desk) -> dict[str, Any]:
     files = {f"{len(state.get('files', {}))}.md": f"{word} of {len(state['messages'])}"}
     return {
         "files": files,
-        "messages": [AIMessage(f"{word} {len(state['messages'])}", id=f"w{len(state['messages'])}")],
+        "messages": [
+            AIMessage(f"{word} {len(state['messages'])}", id=f"w{len(state['messages'])}")
+        ],
     }
 
 

@@ -33,7 +33,9 @@ asked: list[str] = []
 
 
 def log(line: str) -> None:
-    """Where a test named a folder, every request is logged there; the process dies at the line that it named."""
+    """Where a test named a folder, every request is logged there; the process dies at the line that
+    it named.
+    """
     asked.append(line)
     if "AGENT_FOLDER" in os.environ:
         with (Path(os.environ["AGENT_FOLDER"]) / "log.txt").open("a") as file:
@@ -72,7 +74,10 @@ def now_and_ids() -> str:
 async def plan(state: Notes) -> dict[str, Any]:
     prompt = f"plan {now_and_ids()} {choice('abcdef')} {gauss(0, 1)} {random.Random().random()}"
     answer = await Model().ainvoke([SystemMessage(prompt), *state["messages"]])
-    return {"messages": [answer], "notes": [prompt, datetime.now().isoformat(), random.randrange(10**9)]}
+    return {
+        "messages": [answer],
+        "notes": [prompt, datetime.now().isoformat(), random.randrange(10**9)],
+    }
 
 
 def tasks(state: Notes) -> list[Send]:
@@ -89,7 +94,10 @@ async def work(state: Notes) -> dict[str, Any]:
 def work_in_a_thread(state: Notes) -> dict[str, Any]:
     time.sleep(random.random() / 100)
     answer = Model().invoke([SystemMessage(f"thread {now_and_ids()}")])
-    return {"messages": [AIMessage(f"at {datetime.now()}")], "notes": [answer.text, random.sample(range(99), 5)]}
+    return {
+        "messages": [AIMessage(f"at {datetime.now()}")],
+        "notes": [answer.text, random.sample(range(99), 5)],
+    }
 
 
 def use_a_tool(state: Notes) -> dict[str, Any]:
@@ -100,14 +108,21 @@ def use_a_tool(state: Notes) -> dict[str, Any]:
 inner = StateGraph(Notes).add_node("inner", work_in_a_thread).add_edge(START, "inner").compile()
 builder = StateGraph(Notes).add_node("plan", plan).add_node("work", work).add_node("inside", inner)
 builder.add_node("beside", work_in_a_thread).add_node("tool", use_a_tool).add_edge(START, "plan")
-builder.add_conditional_edges("plan", tasks, ["work"]).add_edge("work", "inside").add_edge("work", "beside")
+builder.add_conditional_edges("plan", tasks, ["work"]).add_edge("work", "inside").add_edge(
+    "work", "beside"
+)
 graph = builder.add_edge("inside", "tool").compile()
 """Tasks side by side in one event loop and in threads, a subgraph, a router that draws, a tool."""
 
 
 def wrapped(state: Notes) -> dict[str, Any]:
     generator = np.random.default_rng()
-    return {"notes": [drawn(lambda: [float(generator.normal()), time.time(), secrets.token_hex(4)]), time.time()]}
+    return {
+        "notes": [
+            drawn(lambda: [float(generator.normal()), time.time(), secrets.token_hex(4)]),
+            time.time(),
+        ]
+    }
 
 
 wraps = StateGraph(Notes).add_node("wrapped", wrapped).add_edge(START, "wrapped").compile()
@@ -117,7 +132,9 @@ def cannot_wrap(state: Notes) -> dict[str, Any]:
     return {"notes": [drawn(lambda: (1, 2))]}
 
 
-wraps_a_tuple = StateGraph(Notes).add_node("wrapped", cannot_wrap).add_edge(START, "wrapped").compile()
+wraps_a_tuple = (
+    StateGraph(Notes).add_node("wrapped", cannot_wrap).add_edge(START, "wrapped").compile()
+)
 
 
 def flaky(state: Notes) -> dict[str, Any]:
@@ -128,7 +145,12 @@ def flaky(state: Notes) -> dict[str, Any]:
 
 
 policy = RetryPolicy(max_attempts=2, initial_interval=0.001, retry_on=ConnectionError)
-retries = StateGraph(Notes).add_node("flaky", flaky, retry_policy=policy).add_edge(START, "flaky").compile()
+retries = (
+    StateGraph(Notes)
+    .add_node("flaky", flaky, retry_policy=policy)
+    .add_edge(START, "flaky")
+    .compile()
+)
 
 
 def ask(state: Notes) -> dict[str, Any]:
@@ -165,7 +187,14 @@ def react(state: MessagesState) -> dict[str, Any]:
     if len(state["messages"]) > 1:
         Model().invoke([SystemMessage(prompt), *state["messages"]])
         return {"messages": [AIMessage("done")]}
-    calls = [{"name": "roll", "args": {"sides": 6}, "id": f"call_{uuid4().hex[:24]}", "type": "tool_call"}]
+    calls = [
+        {
+            "name": "roll",
+            "args": {"sides": 6},
+            "id": f"call_{uuid4().hex[:24]}",
+            "type": "tool_call",
+        }
+    ]
     Model().invoke([SystemMessage(prompt), *state["messages"]])
     return {"messages": [AIMessage("", tool_calls=calls)]}
 
@@ -174,6 +203,10 @@ def more(state: MessagesState) -> str:
     return "tools" if getattr(state["messages"][-1], "tool_calls", ()) else END
 
 
-builder = StateGraph(MessagesState).add_node("call_model", react).add_node("tools", ToolNode([roll]))
-builder.add_edge(START, "call_model").add_conditional_edges("call_model", more).add_edge("tools", "call_model")
+builder = (
+    StateGraph(MessagesState).add_node("call_model", react).add_node("tools", ToolNode([roll]))
+)
+builder.add_edge(START, "call_model").add_conditional_edges("call_model", more).add_edge(
+    "tools", "call_model"
+)
 react_agent = builder.compile()

@@ -1,4 +1,6 @@
-"""Graphs whose nodes do something outside of the record: to the folder that they are run in, or to a port on it."""
+"""Graphs whose nodes do something outside of the record: to the folder that they are run in, or to
+a port on it.
+"""
 
 from __future__ import annotations
 
@@ -100,14 +102,25 @@ def _spawn() -> None:
 
 
 def _read() -> None:
-    """No effect: files that are read, modules that are imported, the null device, what is printed."""
+    """No effect: files that are read, modules that are imported, the null device,
+    what is printed.
+    """
     Path(__file__).read_text()
     with Path(os.devnull).open("w") as nothing:
         print("read", file=nothing)
 
 
-appends = StateGraph(MessagesState).add_node("inner", lambda _: _append()).add_edge(START, "inner").compile()
-writes, swallows, in_a_thread, below = map(_compiled, (_append, _append_and_swallow, _append_in_a_loop, _in_a_subgraph))
+appends = (
+    StateGraph(MessagesState)
+    .add_node("inner", lambda _: _append())
+    .add_edge(START, "inner")
+    .compile()
+)
+writes, swallows, in_a_thread, below = map(
+    _compiled, (_append, _append_and_swallow, _append_in_a_loop, _in_a_subgraph)
+)
 in_an_executor, in_a_pool = map(_compiled, (_append_in_an_executor, _append_in_a_pool))
-in_its_own, in_threads = map(_compiled, (_append_in_a_thread_of_its_own, _append_in_a_pool_of_threads))
+in_its_own, in_threads = map(
+    _compiled, (_append_in_a_thread_of_its_own, _append_in_a_pool_of_threads)
+)
 connects, starts, spawns, reads = map(_compiled, (_connect, _start, _spawn, _read))

@@ -1,4 +1,5 @@
-"""A user's graph that a test kills: a hosted model and tools of its own, each use logged outside the process.
+"""A user's graph that a test kills: a hosted model and tools of its own, each use logged outside
+the process.
 
     python -m tests.support.graphs.external_agent_driver FOLDER MOMENT
 
@@ -62,7 +63,10 @@ class Hosted(BaseChatModel):
         log(f"model {len(messages)}")
         if len(messages) > 1:
             return AIMessage("Bought.")
-        calls = [{"name": "pay", "args": {"order": "o-1", "note": note}, "id": f"c-{note}"} for note in "ab"]
+        calls = [
+            {"name": "pay", "args": {"order": "o-1", "note": note}, "id": f"c-{note}"}
+            for note in "ab"
+        ]
         return AIMessage("I pay.", tool_calls=calls)
 
     def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
@@ -115,7 +119,9 @@ def by_hand(state: MessagesState) -> dict[str, Any]:
 
 
 def pay_again(state: MessagesState) -> dict[str, Any]:
-    answer = pay.invoke({"type": "tool_call", "name": "pay", "id": "z", "args": {"order": "o-1", "note": "z"}})
+    answer = pay.invoke(
+        {"type": "tool_call", "name": "pay", "id": "z", "args": {"order": "o-1", "note": "z"}}
+    )
     moment("paid again")
     return {"messages": [AIMessage(answer.text, id="again")]}
 
@@ -132,7 +138,9 @@ async def main(folder: Path) -> Trajectory:
     environment = LocalEnvironment()
     with open_store(folder / "store.db") as store, ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        done = await runner.run(Episode(TASK, "thread", graph="tests.support.graphs.external_agent_driver:graph"))
+        done = await runner.run(
+            Episode(TASK, "thread", graph="tests.support.graphs.external_agent_driver:graph")
+        )
     await environment.close()
     return done
 

@@ -18,7 +18,9 @@ opened: list[str] = []
 
 def _answering(text: str) -> Any:
     builder = StateGraph(MessagesState)
-    builder.add_node("answer", lambda state: {"messages": [AIMessage(f"{text} to {state['messages'][-1].text}")]})
+    builder.add_node(
+        "answer", lambda state: {"messages": [AIMessage(f"{text} to {state['messages'][-1].text}")]}
+    )
     builder.add_edge(START, "answer")
     return builder.compile()
 
@@ -58,14 +60,19 @@ class Report(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """Read by the nodes as `config["configurable"]`, though the graph declares it as its context."""
+    """Read by the nodes as `config["configurable"]`,
+    though the graph declares it as its context.
+    """
 
     allow_clarification: bool = True
 
 
 def _write(state: Report, config: RunnableConfig) -> dict[str, Any]:
     given = config["configurable"]
-    said = f"{state['topic']['name']} at {state['topic']['depth']}, clarifying {given.get('allow_clarification', True)}"
+    said = (
+        f"{state['topic']['name']} at {state['topic']['depth']}, clarifying"
+        f" {given.get('allow_clarification', True)}"
+    )
     return {"sections": [{"title": "First", "text": said}], "reading": str(given.get("reading"))}
 
 

@@ -30,7 +30,9 @@ class Lead(BaseChatModel):
     def _generate(self, messages: Sequence[AnyMessage], *_: Any, **__: Any) -> ChatResult:
         done = [message.name for message in messages if isinstance(message, ToolMessage)]
         turns = done.count("back")
-        wanted = [tool_call("add", a=turns, b=2)] if len(done) == 3 * turns else [tool_call("hand_over")]
+        wanted = (
+            [tool_call("add", a=turns, b=2)] if len(done) == 3 * turns else [tool_call("hand_over")]
+        )
         message = AIMessage("Done.") if turns == 2 else AIMessage("", tool_calls=wanted)
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -41,7 +43,9 @@ class Helper(BaseChatModel):
         return "helper"
 
     def _generate(self, messages: Sequence[AnyMessage], *_: Any, **__: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"helped after {len(messages)}"))])
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(f"helped after {len(messages)}"))]
+        )
 
 
 @tool
@@ -52,7 +56,8 @@ def add(a: int, b: int) -> int:
 
 @tool
 def hand_over(
-    state: Annotated[dict[str, Any], InjectedState], tool_call_id: Annotated[str, InjectedToolCallId]
+    state: Annotated[dict[str, Any], InjectedState],
+    tool_call_id: Annotated[str, InjectedToolCallId],
 ) -> Command[Any]:
     """Returns the whole conversation to the graph around."""
     told = ToolMessage("Transferred.", name="hand_over", tool_call_id=tool_call_id)

@@ -1,4 +1,5 @@
-"""An agent whose second rollout of each group of a training hangs after its first reply, while `HANGS` is set.
+"""An agent whose second rollout of each group of a training hangs after its first reply, while
+`HANGS` is set.
 
 The others of its group end after it has begun to.
 """

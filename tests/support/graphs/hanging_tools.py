@@ -46,7 +46,9 @@ class HangingTool(BaseTool):
         return query
 
 
-TOOLS = as_tools([hang, Hanging(), HangingTool(), create_retriever_tool(Hanging(), "made", "Hangs.")])
+TOOLS = as_tools(
+    [hang, Hanging(), HangingTool(), create_retriever_tool(Hanging(), "made", "Hangs.")]
+)
 
 
 async def call(given: Any, arguments: Any, seconds: float = 60.0) -> ToolMessage:

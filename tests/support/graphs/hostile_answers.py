@@ -1,4 +1,6 @@
-"""Answers that no graph expects, chat templates that refuse what policies write, and agents that meet both."""
+"""Answers that no graph expects, chat templates that refuse what policies write, and agents that
+meet both.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from hrm_agent.models import policy
 
 PIECES = (
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "<|im_end|>", "<|im_start|>"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "<|im_end|>",
+        "<|im_start|>",
+    ),
     *(
         "{",
         "}",
@@ -34,7 +45,19 @@ PIECES = (
         "-0",
         "9" * 5000,
     ),
-    *("\x00", "\x1b[2J", "\u2028", "\ufeff", "\ufffd", "\U0001f40b", "e\u0301", "\u202e", "\\ud800", "\\u0000", "\\x"),
+    *(
+        "\x00",
+        "\x1b[2J",
+        "\u2028",
+        "\ufeff",
+        "\ufffd",
+        "\U0001f40b",
+        "e\u0301",
+        "\u202e",
+        "\\ud800",
+        "\\u0000",
+        "\\x",
+    ),
     *(
         "[" * 300,
         '{"a":' * 300,
@@ -49,35 +72,89 @@ PIECES = (
         "\r\n",
         " ",
     ),
-    *("```json\n", "```", "name", "arguments", "answer", "x" * 3000, "-", "1" * 30, "'; DROP TABLE runs; --"),
+    *(
+        "```json\n",
+        "```",
+        "name",
+        "arguments",
+        "answer",
+        "x" * 3000,
+        "-",
+        "1" * 30,
+        "'; DROP TABLE runs; --",
+    ),
 )
 SCALARS: tuple[Any, ...] = (
-    *(None, True, 0, -1, 2**63, 2**64, -(2**63) - 1, 10**400, 0.1, 1e308, float("nan"), float("inf")),
-    *("", " ", "\x00", "\ud800", "\udc00x", "a\u0000b", "<|im_end|>", "</tool_call>", "\U0001f40b", "x" * 2000, "NaN"),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**63,
+        2**64,
+        -(2**63) - 1,
+        10**400,
+        0.1,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ),
+    *(
+        "",
+        " ",
+        "\x00",
+        "\ud800",
+        "\udc00x",
+        "a\u0000b",
+        "<|im_end|>",
+        "</tool_call>",
+        "\U0001f40b",
+        "x" * 2000,
+        "NaN",
+    ),
 )
-NAMES = ("echo", "add", "", "echo ", "python", "\x00", "ech\u00f6", "x" * 300, "final_answer", "__class__", "a/b")
+NAMES = (
+    "echo",
+    "add",
+    "",
+    "echo ",
+    "python",
+    "\x00",
+    "ech\u00f6",
+    "x" * 300,
+    "final_answer",
+    "__class__",
+    "a/b",
+)
 REFUSALS = (
     (
-        "{% if message.tool_calls | selectattr('function.name', 'equalto', 'echo') | list | length > 1 %}"
-        "{{ raise_exception('only single tool-calls at once') }}{% endif %}"
+        "{% if message.tool_calls | selectattr('function.name', 'equalto', 'echo') | list | length"
+        " > 1 %}{{ raise_exception('only single tool-calls at once') }}{% endif %}"
     ),
     (
-        "{% if message.content == '' and message.tool_calls and message.tool_calls[0].function.name == 'echo' %}"
-        "{{ raise_exception('an answer needs a text') }}{% endif %}"
+        "{% if message.content == '' and message.tool_calls and message.tool_calls[0].function.name"
+        " == 'echo' %}{{ raise_exception('an answer needs a text') }}{% endif %}"
     ),
     (
         "{% for c in message.tool_calls or [] if c.function.name == 'echo' %}"
         "{{ c.function.arguments.items() | list | first | first + 1 }}{% endfor %}"
     ),
-    "{% for c in message.tool_calls or [] %}{{ 7 // (c.function.arguments | length - 1) }}{% endfor %}",
+    (
+        "{% for c in message.tool_calls or [] %}{{ 7 // (c.function.arguments | length - 1) }}{%"
+        " endfor %}"
+    ),
     "{% if message.content | length > 40 %}{{ message.content.missing.attribute }}{% endif %}",
 )
-"""Templates that refuse an answer, in words or by an error of the program that a template is. What they refuse of any
-tool's calls a codec finds out when it is opened: these refuse what shows only later."""
+"""Templates that refuse an answer, in words or by an error of the program that a template is. What
+they refuse of any tool's calls a codec finds out when it is opened: these refuse what shows only
+later.
+"""
 
 
 def hostile_answer(rng: random.Random) -> str:
-    """One answer: pieces of the forms that are read, calls with arguments of every kind, and JSON of every kind."""
+    """One answer: pieces of the forms that are read, calls with arguments of every kind, and JSON
+    of every kind.
+    """
     kind = rng.randrange(4)
     if kind == 0:
         return "".join(rng.choices(PIECES, k=rng.randrange(12)))
@@ -85,11 +162,19 @@ def hostile_answer(rng: random.Random) -> str:
         plan = {"answer": _value(rng, 2), "steps": []} if rng.random() < 0.5 else _value(rng, 3)
         return _cut(json.dumps(plan, ensure_ascii=rng.random() < 0.8), rng)
     calls = [_call(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
-    return rng.choice(("", "so:", rng.choice(PIECES))) + "".join(calls) + rng.choice(("", "", rng.choice(PIECES)))
+    return (
+        rng.choice(("", "so:", rng.choice(PIECES)))
+        + "".join(calls)
+        + rng.choice(("", "", rng.choice(PIECES)))
+    )
 
 
 def _call(rng: random.Random) -> str:
-    arguments = _value(rng, 3) if rng.random() < 0.2 else {rng.choice(("text", "a", "b", "", "\x00")): _value(rng, 2)}
+    arguments = (
+        _value(rng, 3)
+        if rng.random() < 0.2
+        else {rng.choice(("text", "a", "b", "", "\x00")): _value(rng, 2)}
+    )
     said = json.dumps({"name": rng.choice(NAMES[: rng.choice((2, 11))]), "arguments": arguments})
     return f"<tool_call>{_cut(said, rng)}{rng.choice(('</tool_call>', '</tool_call>', ''))}"
 
@@ -108,7 +193,9 @@ def _value(rng: random.Random, depth: int) -> Any:
 def _cut(text: str, rng: random.Random) -> str:
     """Mostly as it is; else with an end missing, or a piece in it."""
     at = rng.randrange(len(text) + 1)
-    return text if rng.random() < 0.7 else text[:at] + rng.choice(("", rng.choice(PIECES) + text[at:]))
+    return (
+        text if rng.random() < 0.7 else text[:at] + rng.choice(("", rng.choice(PIECES) + text[at:]))
+    )
 
 
 @tool

@@ -1,18 +1,20 @@
-"""A run that a test kills: rollouts of three graphs, with every engine and tool call logged outside the process.
+"""A run that a test kills: rollouts of three graphs, with every engine and tool call logged outside
+the process.
 
     python -m tests.support.graphs.kill_driver '{"folder": ...}'      one run, with the real sandbox
     python -m tests.support.graphs.kill_driver                        a run for each line of stdin, in a fork of this
     process
 
-A line of the log is written when the engine is asked, the sandbox called, or a node of the graph with subgraphs begun:
-`model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model call, because it is a function of its place
-in the run; the code names a tool call, because each task has numbers of its own.
+A line of the log is written when the engine is asked, the sandbox called, or a node of the graph
+with subgraphs begun: `model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model
+call, because it is a function of its place in the run; the code names a tool call, because each
+task has numbers of its own.
 
-The run kills itself at the moment that its plan names, in the thread that writes that line of the log: a kill from
-outside at such a moment would be a race with the run.
+The run kills itself at the moment that its plan names, in the thread that writes that line of the
+log: a kill from outside at such a moment would be a race with the run.
 
-A fork costs no imports, so that a test can afford hundreds. Its process number is printed, and after an empty line on
-stdin its exit code.
+A fork costs no imports, so that a test can afford hundreds. Its process number is printed, and
+after an empty line on stdin its exit code.
 """
 
 from __future__ import annotations
@@ -86,8 +88,10 @@ class Plan:
     later: float = 0.0
     """Up to so many seconds after that line, if it has not ended by then."""
     gathers: bool = False
-    """Tool calls end when each branch has begun one. Of the model calls after them those of the first task are answered
-    when all are asked, the others never. Nothing is committed because time has passed."""
+    """Tool calls end when each branch has begun one. Of the model calls after them those of the
+    first task are answered when all are asked, the others never. Nothing is committed because time
+    has passed.
+    """
 
     @property
     def threads(self) -> list[str]:
@@ -96,7 +100,9 @@ class Plan:
     @property
     def branches(self) -> int:
         """The most that run at a time."""
-        return sum(sorted(BRANCHES[graph] for graph in self.graphs for _ in range(self.tasks))[-AT_A_TIME:])
+        return sum(
+            sorted(BRANCHES[graph] for graph in self.graphs for _ in range(self.tasks))[-AT_A_TIME:]
+        )
 
     @property
     def store(self) -> str:
@@ -122,8 +128,9 @@ def tool_line(code: str) -> str:
 class LoggedEngine(ScriptedEngine):
     log: Log
     gathers: int = 0
-    """So many requests with a tool's result have to be there before those of the first task are answered, and no other
-    ever is; 0: all are."""
+    """So many requests with a tool's result have to be there before those of the first task are
+    answered, and no other ever is; 0: all are.
+    """
 
     def submit(self, request: Any) -> Any:
         self.log.write(f"model {request.sampling.seed}")
@@ -133,7 +140,9 @@ class LoggedEngine(ScriptedEngine):
         if len(self._gathered) == self.gathers:
             for held, answer in self._gathered:
                 if any(FIRST in message.text for message in held.messages):
-                    super().submit(held).add_done_callback(lambda done, answer=answer: answer.set_result(done.result()))
+                    super().submit(held).add_done_callback(
+                        lambda done, answer=answer: answer.set_result(done.result())
+                    )
         return self._gathered[-1][1]
 
     @cached_property
@@ -201,7 +210,12 @@ PROMPTS = {"tool_loop": "What is {} * 7?", "reasoning": "Sort {}: fruit", TEAM: 
 def tasks(graph: str, number: int) -> list[Task]:
     prompts = [PROMPTS[graph].format(i + 11) for i in range(number)]
     return [
-        Task(id=str(i), family="test", prompt=prompt, verify=lambda text: float("Answer" in text or "boxed" in text))
+        Task(
+            id=str(i),
+            family="test",
+            prompt=prompt,
+            verify=lambda text: float("Answer" in text or "boxed" in text),
+        )
         for i, prompt in enumerate(prompts)
     ]
 
@@ -214,7 +228,9 @@ class Deadly(Log):
         self._plan, self._lines = plan, 0
         self._lock = threading.Lock()
         if plan.dies_at == 0 and not plan.url.startswith("postgres"):
-            sys.addaudithook(lambda event, _: self._die() if event == "sqlite3.connect/handle" else None)
+            sys.addaudithook(
+                lambda event, _: self._die() if event == "sqlite3.connect/handle" else None
+            )
 
     def write(self, line: str) -> None:
         super().write(line)
@@ -243,7 +259,9 @@ async def main(plan: Plan) -> list[Trajectory]:
     episodes = [
         episode
         for graph in plan.graphs
-        for episode in group_episodes(tasks(graph, plan.tasks), 1, run_id="run", stage=graph, seed=7, graph=graph)
+        for episode in group_episodes(
+            tasks(graph, plan.tasks), 1, run_id="run", stage=graph, seed=7, graph=graph
+        )
     ]
     with open_store(plan.store) as store, engine:
         if plan.stock:
@@ -254,7 +272,9 @@ async def main(plan: Plan) -> list[Trajectory]:
     return done
 
 
-async def on_stock_saver(plan: Plan, store: RunStore, engine: Any, environment: Any, episodes: Any) -> list[Trajectory]:
+async def on_stock_saver(
+    plan: Plan, store: RunStore, engine: Any, environment: Any, episodes: Any
+) -> list[Trajectory]:
     """What users do who keep their checkpointer: their own `graph.ainvoke`, inside a recording."""
 
     async def invoke(episode: Episode) -> list[Any]:
@@ -266,7 +286,11 @@ async def on_stock_saver(plan: Plan, store: RunStore, engine: Any, environment: 
         return [[message.type, message.text] for message in state["messages"]]
 
     async with AsyncSqliteSaver.from_conn_string(f"{plan.folder}/own.db") as saver:
-        with recording(Recording(store.journal, 7)), using_policy(engine), using_environment(environment):
+        with (
+            recording(Recording(store.journal, 7)),
+            using_policy(engine),
+            using_environment(environment),
+        ):
             states = await asyncio.gather(*map(invoke, episodes))
     plan.answers.write_text(json.dumps(states))
     return []
@@ -274,7 +298,12 @@ async def on_stock_saver(plan: Plan, store: RunStore, engine: Any, environment: 
 
 def run(given: str) -> int:
     """The run of a plan as JSON, to its end; the exit code of its process."""
-    plan = Plan(**{name: tuple(value) if name == "graphs" else value for name, value in json.loads(given).items()})
+    plan = Plan(
+        **{
+            name: tuple(value) if name == "graphs" else value
+            for name, value in json.loads(given).items()
+        }
+    )
     postgres_reading._PATIENCE_SECONDS = plan.patience
     try:
         asyncio.run(main(plan))

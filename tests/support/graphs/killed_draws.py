@@ -32,7 +32,10 @@ async def think(state: MessagesState, last: str = "third") -> dict[str, Any]:
     """Each request has the answer before it in it."""
     said = "nothing"
     for name in ("first", "second", last):
-        prompt = f"{name} {datetime.now(UTC).isoformat()} {time.time()} {uuid4()} {random.random()}, after {said}"
+        prompt = (
+            f"{name} {datetime.now(UTC).isoformat()} {time.time()} {uuid4()} {random.random()},"
+            f" after {said}"
+        )
         said = (await Model().ainvoke([SystemMessage(prompt)])).text
     return {"messages": [SystemMessage(said)]}
 
@@ -42,7 +45,9 @@ async def think_otherwise(state: MessagesState) -> dict[str, Any]:
 
 
 graph = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile()
-otherwise = StateGraph(MessagesState).add_node("think", think_otherwise).add_edge(START, "think").compile()
+otherwise = (
+    StateGraph(MessagesState).add_node("think", think_otherwise).add_edge(START, "think").compile()
+)
 """After a change of its code."""
 
 
@@ -51,7 +56,9 @@ async def main(folder: Path) -> Trajectory:
     with open_store(folder / "store.db") as store, ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         task = TaskRef(id="1", family="test", prompt="Go.")
-        done = await runner.run(Episode(task, "thread", graph="tests.support.graphs.killed_draws:graph"))
+        done = await runner.run(
+            Episode(task, "thread", graph="tests.support.graphs.killed_draws:graph")
+        )
     await environment.close()
     return done
 

@@ -25,7 +25,9 @@ async def main(url: str, path: str) -> None:
     with open_store(path) as store:
 
         def searcher(messages: Any) -> str:
-            """The one that looks for krill stops when it has searched, and all that the other one does is on record."""
+            """The one that looks for krill stops when it has searched, and all that the other one
+            does is on record.
+            """
             if NIGHT in messages[1].text and messages[-1].type == "tool":
                 while len(store.journal.trajectory("talk").calls) < CALLS:
                     time.sleep(0.02)
@@ -33,7 +35,13 @@ async def main(url: str, path: str) -> None:
                 time.sleep(600)
             return Researcher().searcher(messages)
 
-        await Talk(store, LocalEnvironment(slots=1), Researcher(searcher=searcher), wiki=url, user_agent=AGENT)()
+        await Talk(
+            store,
+            LocalEnvironment(slots=1),
+            Researcher(searcher=searcher),
+            wiki=url,
+            user_agent=AGENT,
+        )()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A graph with subgraphs that logs each node's beginning outside the process: two branches side by side.
+"""A graph with subgraphs that logs each node's beginning outside the process: two branches side by
+side.
 
-The left one has checkpoints of its own (`checkpointer=True`) and is a node itself, the right one is called in a node
-and inherits its parent's checkpointer. Both ask the policy and run its tool calls; a last node adds what they found.
+The left one has checkpoints of its own (`checkpointer=True`) and is a node itself, the right one is
+called in a node and inherits its parent's checkpointer. Both ask the policy and run its tool calls;
+a last node adds what they found.
 """
 
 from __future__ import annotations
@@ -47,15 +49,25 @@ nodes: list[Log] = []
 def note(config: RunnableConfig) -> None:
     """Log that a node begins: its thread, the names of the graphs around it, its step."""
     facts = config.get("metadata", {})
-    place = "/".join(part.partition(":")[0] for part in facts["langgraph_checkpoint_ns"].split("|")[:-1])
+    place = "/".join(
+        part.partition(":")[0] for part in facts["langgraph_checkpoint_ns"].split("|")[:-1]
+    )
     nodes[-1].write(f"node {facts['thread_id']} {place or '-'} {facts['langgraph_step']}")
 
 
 def build_worker(factor: int, **options: Any) -> Any:
     async def ask(state: WorkerState, config: RunnableConfig) -> dict[str, Any]:
         note(config)
-        begin = [HumanMessage(f"What is {state['problem']} * {factor}?")] if not state.get("talk") else []
-        answer = await policy().bind_tools([python]).ainvoke([SystemMessage("work"), *begin, *state.get("talk", ())])
+        begin = (
+            [HumanMessage(f"What is {state['problem']} * {factor}?")]
+            if not state.get("talk")
+            else []
+        )
+        answer = (
+            await policy()
+            .bind_tools([python])
+            .ainvoke([SystemMessage("work"), *begin, *state.get("talk", ())])
+        )
         return {"talk": [*begin, answer]}
 
     async def act(state: WorkerState, config: RunnableConfig) -> dict[str, Any]:
@@ -68,7 +80,9 @@ def build_worker(factor: int, **options: Any) -> Any:
     builder.add_node("ask", ask)
     builder.add_node("act", act)
     builder.add_edge(START, "ask")
-    builder.add_conditional_edges("ask", lambda state: "act" if state["talk"][-1].tool_calls else END, ["act", END])
+    builder.add_conditional_edges(
+        "ask", lambda state: "act" if state["talk"][-1].tool_calls else END, ["act", END]
+    )
     builder.add_edge("act", "ask")
     return builder.compile(**options)
 

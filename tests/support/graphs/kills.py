@@ -26,7 +26,9 @@ class Driver:
     """A warm process that forks one for each run."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.pid = self._process.pid
 
     def start(self, plan: Plan) -> Started:
@@ -82,8 +84,16 @@ def done_in(plan: Plan) -> Done:
         return Done(frozenset(), {})
     with open_store(plan.store) as store:
         assert list(verify(store)) == [], "not sound after the kill"
-        models = {f"model {seed}" for thread in plan.threads for seed in store.journal.seeds_of_thread(thread)}
-        tools = {tool_line(dict(call.arguments)["code"]) for call in store.journal.tool_calls() if call.status}
+        models = {
+            f"model {seed}"
+            for thread in plan.threads
+            for seed in store.journal.seeds_of_thread(thread)
+        }
+        tools = {
+            tool_line(dict(call.arguments)["code"])
+            for call in store.journal.tool_calls()
+            if call.status
+        }
         steps: dict[tuple[str, str], int] = {}
         for found in store.checkpointer.list(None):
             place = place_of(found.config)
@@ -94,7 +104,10 @@ def done_in(plan: Plan) -> Done:
 def place_of(config: Any) -> tuple[str, str]:
     """Thread, and the names of the graphs around a checkpoint, as the log has them."""
     named = config["configurable"]
-    return named["thread_id"], "/".join(part.partition(":")[0] for part in named["checkpoint_ns"].split("|")) or "-"
+    return (
+        named["thread_id"],
+        "/".join(part.partition(":")[0] for part in named["checkpoint_ns"].split("|")) or "-",
+    )
 
 
 def calls_in(log: Iterable[str]) -> list[str]:
@@ -102,7 +115,9 @@ def calls_in(log: Iterable[str]) -> list[str]:
 
 
 def check_asked(before: Done, asked: list[str]) -> None:
-    """Nothing that was done before was begun again, and nothing twice in the life of one process."""
+    """Nothing that was done before was begun again,
+    and nothing twice in the life of one process.
+    """
     assert not before.lines & set(asked), "a finished call was made again"
     assert len(calls_in(asked)) == len(set(calls_in(asked)))
     for line in asked:
@@ -113,11 +128,13 @@ def check_asked(before: Done, asked: list[str]) -> None:
 
 
 def cut_short(plan: Plan, asked: list[str], after: Done) -> dict[str, int]:
-    """How many of the calls that a process began are not on record after its kill, by kind: these are made again.
+    """How many of the calls that a process began are not on record after its kill, by kind: these
+    are made again.
 
-    A branch makes one call at a time, and a model's answer is on record before its branch goes on. Of a tool's that
-    holds with durability `steps`; with `calls` it goes with the next commit, so that its branch may be asking a model
-    already. It comes no further: the commit of that answer takes the tool call along.
+    A branch makes one call at a time, and a model's answer is on record before its branch goes on.
+    Of a tool's that holds with durability `steps`; with `calls` it goes with the next commit, so
+    that its branch may be asking a model already. It comes no further: the commit of that answer
+    takes the tool call along.
     """
     kinds = Counter(line.partition(" ")[0] for line in set(calls_in(asked)) - after.lines)
     assert max(kinds["model"], kinds["tool"]) <= plan.branches
@@ -157,15 +174,26 @@ def record_of(plan: Plan) -> dict[str, Any]:
         for run in runs:
             assert (len(run.calls), len(run.tool_calls)) == CALLS[run.graph]
             assert all(call.status is not None for call in run.tool_calls)
-            assert len({call.sampling.seed for call in run.calls}) == len(run.calls), "a call is doubled"
+            assert len({call.sampling.seed for call in run.calls}) == len(run.calls), (
+                "a call is doubled"
+            )
         return {
             run.thread_id: {
                 "answer": (run.status, run.answer, run.rewards),
                 "calls": sorted(
-                    (c.sampling.seed, c.request_hash, c.identity.path, c.token_ids, c.mask, c.logprobs)
+                    (
+                        c.sampling.seed,
+                        c.request_hash,
+                        c.identity.path,
+                        c.token_ids,
+                        c.mask,
+                        c.logprobs,
+                    )
                     for c in run.calls
                 ),
-                "tools": sorted((str(t.arguments), t.status, t.content, t.identity.path) for t in run.tool_calls),
+                "tools": sorted(
+                    (str(t.arguments), t.status, t.content, t.identity.path) for t in run.tool_calls
+                ),
                 "states": states_of(store, run.thread_id),
             }
             for run in runs
@@ -178,8 +206,13 @@ def states_of(store: RunStore, thread_id: str) -> list[str]:
     for found in store.checkpointer.list({"configurable": {"thread_id": thread_id}}):
         around = place_of(found.config)[1]
         held = found.checkpoint["channel_values"]
-        values = {k: shown(v) for k, v in held.items() if not k.startswith("branch:") and k != "spent"}  # times
-        newest.setdefault(found.config["configurable"]["checkpoint_ns"], (around, str(sorted(values.items()))))
+        # times
+        values = {
+            k: shown(v) for k, v in held.items() if not k.startswith("branch:") and k != "spent"
+        }
+        newest.setdefault(
+            found.config["configurable"]["checkpoint_ns"], (around, str(sorted(values.items())))
+        )
     return sorted(map(str, newest.values()))
 
 
@@ -199,14 +232,21 @@ def plan_in(folder: Path, url: str = "", **options: Any) -> Plan:
 
 def check_log(log: list[str], plan: Plan, kills: int) -> None:
     """Each call was begun once, but for those that the kills cut short."""
-    expected = sum(models + tools for models, tools in (CALLS[graph] for graph in plan.graphs)) * plan.tasks
+    expected = (
+        sum(models + tools for models, tools in (CALLS[graph] for graph in plan.graphs))
+        * plan.tasks
+    )
     calls = calls_in(log)
     assert len(set(calls)) == expected
     assert len(calls) <= expected + kills * most_cut_short(plan)
 
 
 def check_campaign(
-    start: Callable[[Plan], Started], plan: Plan, untouched: dict[str, Any], moments: Iterator[int], kills: int
+    start: Callable[[Plan], Started],
+    plan: Plan,
+    untouched: dict[str, Any],
+    moments: Iterator[int],
+    kills: int,
 ) -> int:
     count, log = killed_often(start, plan, moments, kills)
     check_log(log, plan, count)

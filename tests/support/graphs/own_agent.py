@@ -1,4 +1,6 @@
-"""A user's graph as users write them: its own chat model, LangGraph's prebuilt tool node, nothing of this project's."""
+"""A user's graph as users write them: its own chat model, LangGraph's prebuilt tool node, nothing
+of this project's.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,24 @@ class HostedModel(BaseChatModel):
         return "hosted"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        return self.bind(tools=[{"name": t.name, "input_schema": t.args_schema.model_json_schema()} for t in tools])
+        return self.bind(
+            tools=[
+                {"name": t.name, "input_schema": t.args_schema.model_json_schema()} for t in tools
+            ]
+        )
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
         if messages[-1].type == "tool":
             message = AIMessage(f"It is {messages[-1].text}.")
         else:
-            call = {"name": "multiply", "args": {"a": 6, "b": 7}, "id": "call-1", "type": "tool_call"}
+            call = {
+                "name": "multiply",
+                "args": {"a": 6, "b": 7},
+                "id": "call-1",
+                "type": "tool_call",
+            }
             message = AIMessage("", tool_calls=[call])
         return ChatResult(generations=[ChatGeneration(message=message)])
 

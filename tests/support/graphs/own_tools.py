@@ -25,7 +25,9 @@ def price_list(article: str) -> str:
         raise ToolFailure("Gold is not for sale.", "denied")
     if article == "lead":
         raise KeyError("lead" * 2000)
-    return {"hostile": HOSTILE, "nothing": ""}.get(article, f"The price of {article} is 3.50 pounds a packet.")
+    return {"hostile": HOSTILE, "nothing": ""}.get(
+        article, f"The price of {article} is 3.50 pounds a packet."
+    )
 
 
 @tool
@@ -41,7 +43,9 @@ class Shelf(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any = None) -> list[Document]:
         CALLS.append(query)
-        pages = [f"Page {number} of the catalogue has {query} and much more." for number in range(1, 8)]
+        pages = [
+            f"Page {number} of the catalogue has {query} and much more." for number in range(1, 8)
+        ]
         where: list[dict[str, Any]] = [
             {"source": "https://shop.test/a", "title": "A"},
             {"source": "/data/catalogue.pdf", "page": 1},

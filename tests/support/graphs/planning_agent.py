@@ -1,4 +1,5 @@
-"""Plan and execute, as users write it: a planner whose JSON is read strictly, and a worker that carries the plan out.
+"""Plan and execute, as users write it: a planner whose JSON is read strictly, and a worker that
+carries the plan out.
 
 The planner's answer goes through pydantic, which raises on what is no plan. Nothing catches it.
 """
@@ -76,10 +77,25 @@ def split_name(i: int) -> str:
 
 
 def lesson(i: int) -> dict[str, Any]:
-    """A conversation of the cold start: the plan of a sum, of which two in five are written as no JSON."""
+    """A conversation of the cold start: the plan of a sum, of which two in five are written as no
+    JSON.
+    """
     a, b = (i * 7 + i // 3) % 10, (i * 3 + i // 10) % 10
     goal = "sum" if i % 2 else "difference"
     plan = f'{{"goal": "{goal}", "numbers": [{a}, {b}]}}'
-    slips = (plan, plan, plan, plan.replace('"', "'"), plan[:-2], plan, plan.replace("[", "("), f"Plan: {plan}", plan)
-    asked, answered = {"role": "user", "content": f"Plan: {goal} {a} {b}"}, slips[i * 5 % len(slips)]
+    slips = (
+        plan,
+        plan,
+        plan,
+        plan.replace('"', "'"),
+        plan[:-2],
+        plan,
+        plan.replace("[", "("),
+        f"Plan: {plan}",
+        plan,
+    )
+    asked, answered = (
+        {"role": "user", "content": f"Plan: {goal} {a} {b}"},
+        slips[i * 5 % len(slips)],
+    )
     return {"messages": [asked, {"role": "assistant", "content": answered}]}

@@ -43,7 +43,9 @@ class Quoting(BaseChatModel):
         return "quoting"
 
     def _generate(self, messages: Sequence[AnyMessage], *_: Any, **__: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"Seen: {messages[0].text}"))])
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(f"Seen: {messages[0].text}"))]
+        )
 
 
 @tool

@@ -1,4 +1,6 @@
-"""Users' graphs for the replay tests: as they were when they were recorded, and as they are after a change."""
+"""Users' graphs for the replay tests: as they were when they were recorded, and as they are after a
+change.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def note(state: Logged) -> dict[str, Any]:
 
 
 chat = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
-chat_with_a_prompt = StateGraph(MessagesState).add_node("answer", answer_briefly).add_edge(START, "answer").compile()
+chat_with_a_prompt = (
+    StateGraph(MessagesState).add_node("answer", answer_briefly).add_edge(START, "answer").compile()
+)
 chat_with_a_log = (
     StateGraph(Logged)
     .add_node("note", note)
@@ -58,7 +62,9 @@ async def ask_twice(state: MessagesState) -> dict[str, Any]:
 
 async def check_twice(state: MessagesState, check: str = "Is it right?") -> dict[str, Any]:
     said = await policy().ainvoke(state["messages"])
-    return {"messages": [said, await policy().ainvoke([*state["messages"], said, HumanMessage(check)])]}
+    return {
+        "messages": [said, await policy().ainvoke([*state["messages"], said, HumanMessage(check)])]
+    }
 
 
 async def check_otherwise(state: MessagesState) -> dict[str, Any]:
@@ -70,7 +76,9 @@ async def look(state: MessagesState) -> dict[str, Any]:
 
 
 checks = StateGraph(MessagesState).add_node("check", check_twice).add_edge(START, "check").compile()
-checks_otherwise = StateGraph(MessagesState).add_node("check", check_otherwise).add_edge(START, "check").compile()
+checks_otherwise = (
+    StateGraph(MessagesState).add_node("check", check_otherwise).add_edge(START, "check").compile()
+)
 
 
 class Draft(BaseModel):
@@ -97,8 +105,12 @@ async def write(state: Any) -> dict[str, Any]:
 
 
 def drafting(state: type[Any]) -> Any:
-    builder = StateGraph(state).add_node("draft", draft).add_node("write", write).add_edge(START, "draft")
-    builder.add_conditional_edges("draft", lambda state: END if state.draft.title == "done" else "write")
+    builder = (
+        StateGraph(state).add_node("draft", draft).add_node("write", write).add_edge(START, "draft")
+    )
+    builder.add_conditional_edges(
+        "draft", lambda state: END if state.draft.title == "done" else "write"
+    )
     return builder.compile()
 
 
@@ -189,7 +201,12 @@ handy = (
     .add_sequence(
         [
             ("call", call_tools),
-            ("run", ToolNode([broken], handle_tool_errors=lambda error: f"sorry: {type(error).__name__}")),
+            (
+                "run",
+                ToolNode(
+                    [broken], handle_tool_errors=lambda error: f"sorry: {type(error).__name__}"
+                ),
+            ),
             ("more", call_more),
             ("steer", ToolNode([steers])),
             ("hand", by_hand),
@@ -211,7 +228,12 @@ def _hinted() -> Any:
     builder = loop.builder.__class__(LoopState, context_schema=Budget)
     builder.nodes, builder.branches = dict(loop.builder.nodes), loop.builder.branches
     builder.edges = {edge for edge in loop.builder.edges if edge != ("tools", "reason")}
-    return builder.add_node("hint", hint).add_edge("tools", "hint").add_edge("hint", "reason").compile()
+    return (
+        builder.add_node("hint", hint)
+        .add_edge("tools", "hint")
+        .add_edge("hint", "reason")
+        .compile()
+    )
 
 
 hinted_loop = _hinted()

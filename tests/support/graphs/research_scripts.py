@@ -29,20 +29,28 @@ def tool(name: str, **arguments: Any) -> str:
 
 
 def planned(*questions: str, **said: str) -> str:
-    return json.dumps({"questions": [{"question": question, "queries": []} for question in questions], **said})
+    return json.dumps(
+        {"questions": [{"question": question, "queries": []} for question in questions], **said}
+    )
 
 
 class Researcher:
     """Two questions, a search and a page for each, an answer that quotes both."""
 
     def __init__(self, **answers: Any) -> None:
-        """`answers`: by role, what it says instead: a text, several in turn (the last one for ever), or a function."""
+        """`answers`: by role, what it says instead: a text, several in turn (the last one for
+        ever), or a function.
+        """
         self.seen: dict[str, list[str]] = {"planner": [], "searcher": [], "writer": []}
         """What each role was shown last, at each of its turns."""
         self.answers = answers
 
     def __call__(self, messages: Sequence[BaseMessage]) -> str:
-        prompts = {RESEARCH_PLANNER_PROMPT: "planner", SEARCHER_PROMPT: "searcher", WRITER_PROMPT: "writer"}
+        prompts = {
+            RESEARCH_PLANNER_PROMPT: "planner",
+            SEARCHER_PROMPT: "searcher",
+            WRITER_PROMPT: "writer",
+        }
         role = prompts[messages[0].text]
         self.seen[role].append(messages[-1].text)
         said = self.answers.get(role, getattr(self, role))
@@ -83,10 +91,16 @@ class Held(BaseChatModel):
     def bind_tools(self, tools: Any, **options: Any) -> Any:
         return self.bind(tools=list(tools), **options)
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
         said = parse_turn(Researcher()(messages))
-        calls = [{**call, "id": f"call-{len(messages)}", "type": "tool_call"} for call in said.tool_calls]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(said.content, tool_calls=calls))])
+        calls = [
+            {**call, "id": f"call-{len(messages)}", "type": "tool_call"} for call in said.tool_calls
+        ]
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(said.content, tool_calls=calls))]
+        )
 
 
 held = build_research(Held())
@@ -98,11 +112,18 @@ class Talk:
     graph = "research"
 
     def __init__(
-        self, store: RunStore, environment: LocalEnvironment, script: Any, thread: str = "talk", **context: Any
+        self,
+        store: RunStore,
+        environment: LocalEnvironment,
+        script: Any,
+        thread: str = "talk",
+        **context: Any,
     ) -> None:
         self.store, self.thread, self.context = store, thread, context
         self.engine = script if hasattr(script, "submit") else ScriptedEngine(script)
-        self.runner = EpisodeRunner(store, self.engine, "scripted", environment, Sampling(max_tokens=2**14))
+        self.runner = EpisodeRunner(
+            store, self.engine, "scripted", environment, Sampling(max_tokens=2**14)
+        )
         self.heard: list[tuple[str, str]] = []
         """Pieces of answers, with the node that they come from."""
         self.updates: list[str] = []
@@ -112,13 +133,18 @@ class Talk:
         known = self.store.journal.find_trajectory(self.thread)
         first = said if known is None else known.task.prompt
         task = TaskRef(id="1", family="test", prompt=first)
-        episode = Episode(task, self.thread, graph=self.graph, context=self.context | context, seed=1)
+        episode = Episode(
+            task, self.thread, graph=self.graph, context=self.context | context, seed=1
+        )
         return await self.runner.run(episode, say=said if known is not None else None)
 
     async def listened(self, said: str = ASKED) -> Trajectory:
         """The first turn, heard as a terminal hears it."""
         episode = Episode(
-            TaskRef(id="1", family="test", prompt=said), self.thread, graph=self.graph, context=self.context
+            TaskRef(id="1", family="test", prompt=said),
+            self.thread,
+            graph=self.graph,
+            context=self.context,
         )
         return await self.runner.run(
             episode,
@@ -136,7 +162,9 @@ class Talk:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        found = self.store.checkpointer.get_tuple({"configurable": {"thread_id": self.thread, "checkpoint_ns": ""}})
+        found = self.store.checkpointer.get_tuple(
+            {"configurable": {"thread_id": self.thread, "checkpoint_ns": ""}}
+        )
         assert found is not None
         return found.checkpoint["channel_values"]
 

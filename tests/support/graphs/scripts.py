@@ -9,15 +9,18 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
+from hrm_agent.graphs.parts.prompts import (
+    CRITIC_PROMPT,
+    PLANNER_PROMPT,
+    SOLVER_PROMPT,
+    SYNTHESIZER_PROMPT,
+)
 
 TASK_PROMPT = "What is 6 * 7?"
 
 
 def call(code: str) -> str:
-    return (
-        f"<reason>compute</reason><tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"
-    )
+    return f"<reason>compute</reason><tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"  # noqa: E501
 
 
 def boxed(value: Any) -> str:

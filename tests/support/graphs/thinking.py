@@ -1,4 +1,6 @@
-"""A conversation of the tool loop with a policy that thinks, by a template that drops thoughts of earlier turns."""
+"""A conversation of the tool loop with a policy that thinks, by a template that drops thoughts of
+earlier turns.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _SAID = (
     "It is 42.",
     "Sure.",
 )
-ANSWERS = tuple(f"<think>\n{thought}\n</think>\n\n{said}" for thought, said in zip(THOUGHTS, _SAID, strict=True))
+ANSWERS = tuple(
+    f"<think>\n{thought}\n</think>\n\n{said}" for thought, said in zip(THOUGHTS, _SAID, strict=True)
+)
 
 
 def thinking_codec(*, keep: bool = False) -> ChatTemplateCodec:
@@ -28,7 +32,9 @@ def thinking_codec(*, keep: bool = False) -> ChatTemplateCodec:
     return ChatTemplateCodec(make_tokenizer(THINK_STRIPPING), keep_thoughts=keep)
 
 
-def thinking_run(store: RunStore, environment: Environment, *, keep: bool = False, thread: str = "t") -> Trajectory:
+def thinking_run(
+    store: RunStore, environment: Environment, *, keep: bool = False, thread: str = "t"
+) -> Trajectory:
     """Two turns on record: a call of the tool and an answer, then one more answer."""
 
     async def run() -> Trajectory:

@@ -1,4 +1,6 @@
-"""A GGUF file of a llama of two layers, written as llama.cpp's converter writes them, and the weights in it."""
+"""A GGUF file of a llama of two layers, written as llama.cpp's converter writes them, and the
+weights in it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 __all__ = ["CHATML", "CONTROL", "WIDTH", "gguf_tokens", "write_gguf"]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] +"
+    " '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%"
+    " endif %}"
 )
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("Ġ Ġ", "t h", "th e", "1 2")
@@ -31,7 +34,9 @@ def gguf_tokens() -> list[str]:
 
 
 def weights(tokens: int) -> dict[str, np.ndarray]:
-    """Random weights under the names that they have in GGUF, in the order of Hugging Face's rotary embedding."""
+    """Random weights under the names that they have in GGUF, in the order of Hugging Face's rotary
+    embedding.
+    """
     draw = np.random.default_rng(0)
     shapes = {"token_embd.weight": (tokens, WIDTH), "output_norm.weight": (WIDTH,)}
     for n in range(LAYERS):
@@ -50,7 +55,9 @@ def weights(tokens: int) -> dict[str, np.ndarray]:
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys in llama.cpp's order, in which the two halves of a head's dimensions take turns."""
+    """Rows of queries or keys in llama.cpp's order, in which the two halves of a head's dimensions
+    take turns.
+    """
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, rows.shape[1])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
@@ -66,7 +73,9 @@ def write_gguf(
     rope_freqs: Sequence[float] = (),
     without: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Write the file; gives the weights as a reader is to find them, matrices after a way through `kind`."""
+    """Write the file; gives the weights as a reader is to find them, matrices after a way through
+    `kind`.
+    """
     tokens = gguf_tokens()
     writer = GGUFWriter(path, architecture)
     writer.add_name("Tiny")
@@ -86,7 +95,8 @@ def write_gguf(
         writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(
-        [gguf.TokenType.CONTROL] * len(CONTROL) + [gguf.TokenType.NORMAL] * (len(tokens) - len(CONTROL))
+        [gguf.TokenType.CONTROL] * len(CONTROL)
+        + [gguf.TokenType.NORMAL] * (len(tokens) - len(CONTROL))
     )
     writer.add_token_merges(list(MERGES))
     writer.add_bos_token_id(1)

@@ -1,4 +1,6 @@
-"""Sources of a model on the loopback: what stands for the Hugging Face hub, and for an index of Python packages."""
+"""Sources of a model on the loopback: what stands for the Hugging Face hub, and for an index of
+Python packages.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,16 @@ class SourceStub:
     """Ends of paths whose bodies end half-way, as on a connection that breaks."""
 
     def put_repository(self, repository: str, revision: str, files: Mapping[str, bytes]) -> None:
-        self.given |= {f"/{repository}/resolve/{revision}/{name}": content for name, content in files.items()}
+        self.given |= {
+            f"/{repository}/resolve/{revision}/{name}": content for name, content in files.items()
+        }
 
     def put_wheel(self, distribution: str, wheel: Path) -> None:
         link = f'<!DOCTYPE html><a href="/files/{wheel.name}">{wheel.name}</a>'
-        self.given |= {f"/simple/{distribution}/": link.encode(), f"/files/{wheel.name}": wheel.read_bytes()}
+        self.given |= {
+            f"/simple/{distribution}/": link.encode(),
+            f"/files/{wheel.name}": wheel.read_bytes(),
+        }
 
 
 def file_facts(content: bytes) -> FileFacts:
@@ -45,8 +52,12 @@ def write_wheel(folder: Path, distribution: str, version: str, member: str, cont
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(member, content)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
     return path
 
@@ -69,7 +80,10 @@ def serving() -> Generator[SourceStub]:
             content = stub.given.get(self.path)
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Length", str(len(content or b"")))
-            self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
+            self.send_header(
+                "Content-Type",
+                "text/html" if self.path.endswith("/") else "application/octet-stream",
+            )
             if content is not None and "/resolve/" in self.path:
                 self.send_header("X-Repo-Commit", self.path.split("/")[4])
                 self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
@@ -84,7 +98,9 @@ def serving() -> Generator[SourceStub]:
             """Nothing: the requests are in `asked`."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         stub.url = f"http://127.0.0.1:{server.server_address[1]}"
         try:

@@ -1,4 +1,6 @@
-"""Files to index: a small PDF made by hand, and a folder of many texts; and what a user without rights may read."""
+"""Files to index: a small PDF made by hand, and a folder of many texts; and what a user without
+rights may read.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def pdf(*pages: str, encrypted: bool = False) -> bytes:
     lock = b" /Encrypt %d 0 R /ID [<00> <00>]" % len(objects) if encrypted else b""
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     size, start = len(objects) + 1, len(out)
-    out += b"xref\n0 %d\n0000000000 65535 f \n%btrailer\n<< /Size %d /Root 1 0 R%b >>\n" % (size, table, size, lock)
+    out += b"xref\n0 %d\n0000000000 65535 f \n%btrailer\n<< /Size %d /Root 1 0 R%b >>\n" % (
+        size,
+        table,
+        size,
+        lock,
+    )
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)
 
 

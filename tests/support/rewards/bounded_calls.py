@@ -1,4 +1,6 @@
-"""A function that does what its text says, within the bounds of `hrm_agent.rewards.bounded_call`."""
+"""A function that does what its text says,
+within the bounds of `hrm_agent.rewards.bounded_call`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Code that a policy could write to spoil its score: drawn programs, none of which is right.
 
-`python -m tests.support.rewards.hostile_programs --count 5000` scores so many of them and prints what did not end in a
-0 of its own; after every `BATCH` a right program has to score 1.
+`python -m tests.support.rewards.hostile_programs --count 5000` scores so many of them and prints
+what did not end in a 0 of its own; after every `BATCH` a right program has to score 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ __all__ = ["BATCH", "hostile_answers", "misjudged"]
 Draw = random.Random
 BATCH = 50
 SECRET = "9f3c-what-has-to-come-out"
-RIGHT = f"```python\ndef f(n):\n    return {SECRET!r}\nif __name__ == '__main__':\n    print({SECRET!r})\n```"
+RIGHT = (
+    f"```python\ndef f(n):\n    return {SECRET!r}\nif __name__ == '__main__':\n   "
+    f" print({SECRET!r})\n```"
+)
 TESTS: list[Any] = [{"call": "f(17)", "equals": SECRET}, {"call": "f(18)", "equals": SECRET}]
 PRINTS: list[Any] = [{"stdin": "17\n", "stdout": SECRET}, {"stdin": "18\n", "stdout": SECRET}]
 
@@ -81,11 +84,17 @@ _SCALARS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"int('f' * {draw.randint(1, 90_000)}, 16)",
     lambda draw: f"-(1 << {draw.randint(1, 200_000)})",
     lambda draw: f"10 ** {draw.randint(0, 6000)}",
-    lambda draw: repr(draw.choice(["", "\ud800", "\0", SECRET[:-1], SECRET.upper(), "nan", "0x" + "f" * 50])),
+    lambda draw: repr(
+        draw.choice(["", "\ud800", "\0", SECRET[:-1], SECRET.upper(), "nan", "0x" + "f" * 50])
+    ),
     lambda draw: f"'x' * {draw.choice([1, 10**4, 10**6, 10**8])}",
     lambda draw: f"'\\ud83d' * {draw.choice([1, 10**4])}",
-    lambda draw: draw.choice(["float('nan')", "float('-inf')", "1e308 * 10", "-0.0", "complex('nan+infj')", "..."]),
-    lambda draw: draw.choice(["None", "True", "NotImplemented", "type", "f", "lambda: 1", "object()", "Exception()"]),
+    lambda draw: draw.choice(
+        ["float('nan')", "float('-inf')", "1e308 * 10", "-0.0", "complex('nan+infj')", "..."]
+    ),
+    lambda draw: draw.choice(
+        ["None", "True", "NotImplemented", "type", "f", "lambda: 1", "object()", "Exception()"]
+    ),
     lambda draw: draw.choice(
         ["__import__('sys')", "__import__('os').environ", "globals()", "(i for i in iter(int, 1))"]
     ),
@@ -105,9 +114,13 @@ _NESTED: tuple[Callable[[Draw, str], str], ...] = (
     lambda draw, inner: f"deep({inner}, {draw.choice([10, 900, 990, 2000, 100_000])})",
     lambda draw, inner: f"deep_dict({inner}, {draw.choice([10, 900, 2000])})",
     lambda draw, inner: f"cycle({inner})",
-    lambda draw, inner: f"type('L', (list,), {{'__len__': lambda s: -1, '__iter__': lambda s: s}})([{inner}])",
+    lambda draw, inner: (
+        f"type('L', (list,), {{'__len__': lambda s: -1, '__iter__': lambda s: s}})([{inner}])"
+    ),
     lambda draw, inner: f"type('D', (dict,), {{'items': lambda s: 1 / 0}})(a={inner})",
-    lambda draw, inner: f"type('S', (str,), {{'__eq__': lambda s, o: True, '__hash__': lambda s: 0}})({inner})",
+    lambda draw, inner: (
+        f"type('S', (str,), {{'__eq__': lambda s, o: True, '__hash__': lambda s: 0}})({inner})"
+    ),
 )
 _HELPERS = """import os, sys, signal, threading
 def deep(x, n):
@@ -157,7 +170,19 @@ def _written(draw: Draw) -> str:
 
 
 _RAISED = ("X", "SystemExit(X())", "KeyboardInterrupt", "GeneratorExit", "MemoryError", "E()")
-_BUILTINS = ("repr", "type", "eval", "compile", "exec", "map", "hex", "list", "isinstance", "BaseException", "len")
+_BUILTINS = (
+    "repr",
+    "type",
+    "eval",
+    "compile",
+    "exec",
+    "map",
+    "hex",
+    "list",
+    "isinstance",
+    "BaseException",
+    "len",
+)
 _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"os.write(3, {_written(draw)}); os._exit({draw.choice([0, 0, 1, 91])})",
     lambda draw: f"os.write(3, {_written(draw)})",
@@ -212,7 +237,12 @@ _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: "eval('-' * 50_000 + '1')",
     lambda draw: "__import__('faulthandler')._sigsegv()",
 )  # fmt: skip
-_SLOW = ("while True: pass", "__import__('time').sleep(60)", "os.kill(os.getpid(), 19)", "x = 9 ** 9 ** 9")
+_SLOW = (
+    "while True: pass",
+    "__import__('time').sleep(60)",
+    "os.kill(os.getpid(), 19)",
+    "x = 9 ** 9 ** 9",
+)
 
 
 def hostile_answers(seed: int, count: int) -> list[tuple[str, list[Any]]]:
@@ -223,10 +253,17 @@ def hostile_answers(seed: int, count: int) -> list[tuple[str, list[Any]]]:
 
 def _answer(draw: Draw) -> tuple[str, list[Any]]:
     if draw.random() < 0.02:
-        return "".join(draw.choice("```\n~~~python (\0\ud800'\"") for _ in range(draw.randint(1, 3000))), TESTS
+        return (
+            "".join(
+                draw.choice("```\n~~~python (\0\ud800'\"") for _ in range(draw.randint(1, 3000))
+            ),
+            TESTS,
+        )
     deed = draw.choice(_SLOW) if draw.random() < 0.02 else draw.choice(_DEEDS)(draw)
     bodies = {name: draw.choice(_BODIES) for name in ("repr", "iter", "len", "getattr")}
-    base = draw.choice(["", "(str)", "(list)", "(dict)", "(int)", "(Exception)", "(tuple)", "(set)"])
+    base = draw.choice(
+        ["", "(str)", "(list)", "(dict)", "(int)", "(Exception)", "(tuple)", "(set)"]
+    )
     lines = [
         _HELPERS,
         _CLASS.format(base=base, more=draw.choice(_MORE), **bodies),
@@ -234,7 +271,11 @@ def _answer(draw: Draw) -> tuple[str, list[Any]]:
     ]
     place = draw.choice(["load", "call", "both", "value", "print"])
     lines += [deed] if place in ("load", "both") else []
-    lines += ["def f(n):", f"    {deed if place in ('call', 'both') else 'pass'}", f"    return {_value(draw)}"]
+    lines += [
+        "def f(n):",
+        f"    {deed if place in ('call', 'both') else 'pass'}",
+        f"    return {_value(draw)}",
+    ]
     if place == "print":
         lines += [deed, f"print({_value(draw)})"]
     code = "\n".join(lines)
@@ -244,7 +285,9 @@ def _answer(draw: Draw) -> tuple[str, list[Any]]:
 async def misjudged(
     answers: Sequence[tuple[str, list[Any]]], environment: LocalEnvironment
 ) -> tuple[list[Any], Counter[str]]:
-    """Answers that did not end in a 0 of their own with a reason, and how often each reason was given."""
+    """Answers that did not end in a 0 of their own with a reason, and how often each reason was
+    given.
+    """
     reasons, wrong, gate = Counter[str](), list[Any](), asyncio.Semaphore(4)
     async with opened_scorer(Rubric([passes_tests(seconds=2.0)])) as scorer:
 
@@ -284,7 +327,8 @@ def main() -> int:
     for reason, times in reasons.most_common(40):
         print(f"{times:6} {reason}")
     print(
-        f"{given.count} hostile answers of seed {given.seed}, {len(wrong)} misjudged, {time.monotonic() - began:.0f} s"
+        f"{given.count} hostile answers of seed {given.seed}, {len(wrong)} misjudged,"
+        f" {time.monotonic() - began:.0f} s"
     )
     return bool(wrong)
 

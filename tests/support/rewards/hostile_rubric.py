@@ -1,4 +1,6 @@
-"""Reward functions that do what a scorer has to survive; each does it where the final text says so."""
+"""Reward functions that do what a scorer has to survive;
+each does it where the final text says so.
+"""
 
 from __future__ import annotations
 

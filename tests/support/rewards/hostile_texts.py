@@ -14,20 +14,103 @@ from hrm_agent.rewards.code_tests import code_in
 __all__ = ["LONGEST_SECONDS", "hostile_texts", "slow_or_broken"]
 
 LONGEST_SECONDS = 5.0
-"""CPU time that one text may take one reader, on a slow machine: what is quadratic takes minutes."""
+"""CPU time that one text may take one reader, on a slow machine:
+what is quadratic takes minutes.
+"""
 _PIECES = (
-    *("```\n", "```python\n", "~~~\n", "<think>", "</think>", "<answer>", "</answer>", "<result>", "</result>"),
-    *("\\boxed{", "\\boxed", "{", "}", "[", "]", "(", ")", '"', "'", "\\", '\\"', "'''", '"""', "1", "1,111,", "1 "),
-    *("1/", "1 /", ".1", "1e", "-", "−", "$", "$1$", ", ", "; ", "\n", " ", "  \n", "\r\n", "\t", "a", "a ", '"a":'),
-    *('{"a":', "[1,", "//", "// \n", "_", "é", "\ud800", "\0", "<", "</", "<tool_call>", "\\text{", "\\frac{", "%"),
-    *("0", "9", "“", "”", "# ", "> ", "- ", "1. ", "'a' ", "\\u00", "\\ud800", "None", "10^{", "!", "\\sqrt{", "x^"),
+    *(
+        "```\n",
+        "```python\n",
+        "~~~\n",
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "<result>",
+        "</result>",
+    ),
+    *(
+        "\\boxed{",
+        "\\boxed",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "'",
+        "\\",
+        '\\"',
+        "'''",
+        '"""',
+        "1",
+        "1,111,",
+        "1 ",
+    ),
+    *(
+        "1/",
+        "1 /",
+        ".1",
+        "1e",
+        "-",
+        "−",
+        "$",
+        "$1$",
+        ", ",
+        "; ",
+        "\n",
+        " ",
+        "  \n",
+        "\r\n",
+        "\t",
+        "a",
+        "a ",
+        '"a":',
+    ),
+    *(
+        '{"a":',
+        "[1,",
+        "//",
+        "// \n",
+        "_",
+        "é",
+        "\ud800",
+        "\0",
+        "<",
+        "</",
+        "<tool_call>",
+        "\\text{",
+        "\\frac{",
+        "%",
+    ),
+    *(
+        "0",
+        "9",
+        "“",
+        "”",
+        "# ",
+        "> ",
+        "- ",
+        "1. ",
+        "'a' ",
+        "\\u00",
+        "\\ud800",
+        "None",
+        "10^{",
+        "!",
+        "\\sqrt{",
+        "x^",
+    ),
 )
 _READERS = ("boxed", "last_line", "last_number", "text", "tag:result", "json:a.0")
 _COMPARISONS = ("exact", "text", "numeric:0.01", "set")
 
 
 def hostile_texts(seed: int, count: int, longest: int) -> list[str]:
-    """Texts of up to `longest` characters: few pieces, often repeated. The same ones for the same seed."""
+    """Texts of up to `longest` characters: few pieces, often repeated. The same ones for the same
+    seed.
+    """
     draw = random.Random(seed)
     return [_text(draw, draw.choice([50, 2000, longest])) for _ in range(count)]
 
@@ -41,7 +124,9 @@ def _text(draw: random.Random, size: int) -> str:
 
 
 def slow_or_broken(texts: list[str]) -> list[tuple[str, str, str]]:
-    """Reader, text and what was wrong with it; empty where each reader gives an answer or None in its time."""
+    """Reader, text and what was wrong with it; empty where each reader gives an answer or None in
+    its time.
+    """
     jobs = {"code_in": code_in, **{name: reader_of(name) for name in _READERS}}
     for name in _COMPARISONS:
         jobs[name] = lambda text, same=comparison_of(name): same(text, "{1, 2.5}")
@@ -74,7 +159,10 @@ def main() -> int:
         print(name, what, ascii(text[:200]))
     print(Counter(name for name, _, _ in wrong))
     seconds = time.thread_time() - began
-    print(f"{given.count} texts of seed {given.seed}, {len(wrong)} misread, {seconds:.0f} s of CPU time")
+    print(
+        f"{given.count} texts of seed {given.seed}, {len(wrong)} misread, {seconds:.0f} s of CPU"
+        " time"
+    )
     return bool(wrong)
 
 

@@ -1,4 +1,6 @@
-"""Answers with right code in the forms that models and people write, each with a change that makes it wrong."""
+"""Answers with right code in the forms that models and people write, each with a change that makes
+it wrong.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def fenced(code: str, info: str = "python", fence: str = "```") -> str:
     return f"Here it is:\n\n{fence}{info}\n{code}\n{fence}\n"
 
 
-SUM = ({"stdin": "3\n1 2\n3 4\n5 6\n", "stdout": "3\n7\n11\n"}, {"stdin": "1\n-1 1\n", "stdout": "0\n"})
+SUM = (
+    {"stdin": "3\n1 2\n3 4\n5 6\n", "stdout": "3\n7\n11\n"},
+    {"stdin": "1\n-1 1\n", "stdout": "0\n"},
+)
 """As many sums of two numbers as the first line says."""
 PLUS = ("a + b", "a - b")
 
@@ -140,14 +145,29 @@ RETURNED: dict[str, tuple[str, Any, tuple[str, str]]] = {
     "keys": ("return {1: 0, 2: 0}.keys()", {1, 2}, ("2: 0", "3: 0")),
     "dict": ("return {1: 'a', 'b': None}", {"1": "a", "b": None}, ("None", "0")),
     "dict of tuples": ("return {(1, 2): 3}", {(1, 2): 3}, ("(1, 2)", "(2, 1)")),
-    "Counter": ("from collections import Counter\n    return Counter('aab')", {"a": 2, "b": 1}, ("aab", "abb")),
+    "Counter": (
+        "from collections import Counter\n    return Counter('aab')",
+        {"a": 2, "b": 1},
+        ("aab", "abb"),
+    ),
     "defaultdict": (
-        "from collections import defaultdict\n    d = defaultdict(list)\n    d['x'].append(1)\n    return d",
+        (
+            "from collections import defaultdict\n    d = defaultdict(list)\n    d['x'].append(1)\n"
+            "    return d"
+        ),
         {"x": [1]},
         ("append(1)", "append(2)"),
     ),
-    "OrderedDict": ("from collections import OrderedDict\n    return OrderedDict(a=1)", {"a": 1}, ("a=1", "a=2")),
-    "ChainMap": ("from collections import ChainMap\n    return ChainMap({'a': 1})", {"a": 1}, ("1", "2")),
+    "OrderedDict": (
+        "from collections import OrderedDict\n    return OrderedDict(a=1)",
+        {"a": 1},
+        ("a=1", "a=2"),
+    ),
+    "ChainMap": (
+        "from collections import ChainMap\n    return ChainMap({'a': 1})",
+        {"a": 1},
+        ("1", "2"),
+    ),
     "deque": ("from collections import deque\n    return deque([1, 2])", [1, 2], ("1, 2", "2, 1")),
     "namedtuple": (
         "from collections import namedtuple\n    return namedtuple('P', 'x y')(1, 2)",
@@ -159,26 +179,54 @@ RETURNED: dict[str, tuple[str, Any, tuple[str, str]]] = {
         {"x": 1, "y": 2},
         ("(1, 2)", "(2, 1)"),
     ),
-    "Fraction": ("from fractions import Fraction\n    return Fraction(1, 3)", 1 / 3, ("1, 3", "1, 4")),
+    "Fraction": (
+        "from fractions import Fraction\n    return Fraction(1, 3)",
+        1 / 3,
+        ("1, 3", "1, 4"),
+    ),
     "Decimal": ("from decimal import Decimal\n    return Decimal('0.1')", 0.1, ("0.1", "0.2")),
-    "array": ("from array import array\n    return array('i', [1, 2])", [1, 2], ("[1, 2]", "[1, 3]")),
+    "array": (
+        "from array import array\n    return array('i', [1, 2])",
+        [1, 2],
+        ("[1, 2]", "[1, 3]"),
+    ),
     "IntEnum": ("from enum import IntEnum\n    return IntEnum('E', 'A B').B", 2, (".B", ".A")),
     "a class of str": ("class S(str): pass\n    return S('x')", "x", ("'x'", "'y'")),
     "a class of list": ("class L(list): pass\n    return L([1])", [1], ("[1]", "[2]")),
     "numpy int": ("import numpy as np\n    return np.int64(5)", 5, ("(5)", "(6)")),
     "numpy bool": ("import numpy as np\n    return np.bool_(True)", True, ("True", "False")),
     "numpy float32": ("import numpy as np\n    return np.float32(0.1)", 0.1, ("0.1", "0.2")),
-    "numpy float32 key": ("import numpy as np\n    return {np.float32(0.5): 1}", {0.5: 1}, ("0.5", "0.25")),
-    "numpy float32 in a set": ("import numpy as np\n    return {np.float32(0.5)}", {0.5}, ("0.5", "0.25")),
-    "numpy float32 of an integer": ("import numpy as np\n    return np.float32(9592)", 9592, ("9592", "9593")),
+    "numpy float32 key": (
+        "import numpy as np\n    return {np.float32(0.5): 1}",
+        {0.5: 1},
+        ("0.5", "0.25"),
+    ),
+    "numpy float32 in a set": (
+        "import numpy as np\n    return {np.float32(0.5)}",
+        {0.5},
+        ("0.5", "0.25"),
+    ),
+    "numpy float32 of an integer": (
+        "import numpy as np\n    return np.float32(9592)",
+        9592,
+        ("9592", "9593"),
+    ),
     "no float32 of a long integer": (
         "import numpy as np\n    return 10**8 + 1",
         10**8 + 1,
         ("10**8 + 1", "np.float32(1e8)"),
     ),
     "no float32 of 0": ("import numpy as np\n    return 1e-60", 1e-60, ("1e-60", "np.float32(0)")),
-    "no float16 of a long integer": ("import numpy as np\n    return 9593", 9593, ("9593", "np.float16(9592)")),
-    "no float16 of pi": ("import numpy as np\n    return 3.14159265", 3.14159265, ("3.14159265", "np.float16(3.14)")),
+    "no float16 of a long integer": (
+        "import numpy as np\n    return 9593",
+        9593,
+        ("9593", "np.float16(9592)"),
+    ),
+    "no float16 of pi": (
+        "import numpy as np\n    return 3.14159265",
+        3.14159265,
+        ("3.14159265", "np.float16(3.14)"),
+    ),
     "no float16 of 0": ("import numpy as np\n    return 1e-9", 1e-9, ("1e-9", "np.float16(0)")),
     "numpy float16": ("import numpy as np\n    return np.float16(0.5)", 0.5, ("0.5", "0.25")),
     "range": ("return range(3)", [0, 1, 2], ("3", "4")),
@@ -188,10 +236,26 @@ RETURNED: dict[str, tuple[str, Any, tuple[str, str]]] = {
         [dict.fromkeys(["a" * 40, "b" * 40, "c" * 40], 1)] * 1000,
         ("1000", "1001"),
     ),
-    "numpy float64 in a list": ("import numpy as np\n    return [np.float64(0.5)]", [0.5], ("0.5", "0.6")),
-    "numpy array": ("import numpy as np\n    return np.arange(4).reshape(2, 2)", [[0, 1], [2, 3]], ("2, 2", "4, 1")),
-    "numpy float32 array": ("import numpy as np\n    return np.array([0.1, 2], 'f4')", [0.1, 2.0], ("0.1", "0.3")),
-    "numpy keys": ("import numpy as np\n    return {np.int64(1): np.str_('a')}", {"1": "a"}, ("'a'", "'b'")),
+    "numpy float64 in a list": (
+        "import numpy as np\n    return [np.float64(0.5)]",
+        [0.5],
+        ("0.5", "0.6"),
+    ),
+    "numpy array": (
+        "import numpy as np\n    return np.arange(4).reshape(2, 2)",
+        [[0, 1], [2, 3]],
+        ("2, 2", "4, 1"),
+    ),
+    "numpy float32 array": (
+        "import numpy as np\n    return np.array([0.1, 2], 'f4')",
+        [0.1, 2.0],
+        ("0.1", "0.3"),
+    ),
+    "numpy keys": (
+        "import numpy as np\n    return {np.int64(1): np.str_('a')}",
+        {"1": "a"},
+        ("'a'", "'b'"),
+    ),
     "long text": ("return 'ab' * 50_000", "ab" * 50_000, ("50_000", "50_001")),
     "long list": ("return list(range(30_000))", list(range(30_000)), ("30_000", "30_001")),
     "prints beside": ("print('ok' * 9000)\n    return 1", 1, ("return 1", "return 2")),
@@ -220,8 +284,12 @@ WRITTEN = {
     "no fence": ADD,
     "no end": f"So:\n```python\n{ADD}\n",
     "carriage returns": fenced(ADD).replace("\n", "\r\n"),
-    "in a list": "1. The function:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
-    "deep in a list": "  * So\n\n      ```python\n      def add(a, b):\n          return a + b\n      ```\n",
+    "in a list": (
+        "1. The function:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done."
+    ),
+    "deep in a list": (
+        "  * So\n\n      ```python\n      def add(a, b):\n          return a + b\n      ```\n"
+    ),
     "behind a list's mark": "- ```python\n  def add(a, b):\n      return a + b\n  ```\n",
     "in a quote": "> ```python\n> def add(a, b):\n>     return a + b\n> ```\n",
     "a shell before": f"```bash\npip install nothing\n```\n{fenced(ADD)}",
@@ -230,9 +298,13 @@ WRITTEN = {
     "output behind": f"{fenced(ADD)}Output:\n```\n5\n```\n",
     "output behind, named": f"{fenced(ADD)}```output\n5\n```\n",
     "a transcript behind": f"{fenced(ADD)}```python\n>>> add(2, 3)\n5\n```\n",
-    "a draft before": f"{fenced('def add(a, b):' + chr(10) + '    return 0')}Better:\n{fenced(ADD)}",
+    "a draft before": (
+        f"{fenced('def add(a, b):' + chr(10) + '    return 0')}Better:\n{fenced(ADD)}"
+    ),
     "cut off behind": f"{fenced(ADD)}And a test:\n```python\nprint(add(",
-    "another language behind": f"{fenced(ADD)}In C:\n```c\nint add(int a, int b) {{ return a - b; }}\n```\n",
+    "another language behind": (
+        f"{fenced(ADD)}In C:\n```c\nint add(int a, int b) {{ return a - b; }}\n```\n"
+    ),
     "thought before": f"<think>\n```python\ndef add(a, b): return 0\n```\n</think>\n{fenced(ADD)}",
     "in an answer": f"<answer>\n{fenced(ADD)}</answer>",
     "directly in an answer": f"<answer>```python\n{ADD}\n```</answer>",
@@ -240,8 +312,8 @@ WRITTEN = {
         f"{ADD}\n\nif __name__ == '__main__':\n    print(add(int(input()), int(input('b: '))))"
     ),
     "a class of types": fenced(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import Any\n"
-        f"@dataclass\nclass Box:\n    a: Any\n{ADD}"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import"
+        f" Any\n@dataclass\nclass Box:\n    a: Any\n{ADD}"
     ),
     "names of builtins": fenced(f"list = dict = repr = type = None\n{ADD}"),
     "names of the harness": fenced(f"data = returned = load = sys = builtins = None\n{ADD}"),
@@ -250,7 +322,12 @@ WRITTEN = {
 ANSWERS = [
     *(Answer(f"reads by {name}", fenced(code), SUM, PLUS) for name, code in READING.items()),
     *(
-        Answer(f"returns {name}", fenced(f"def f():\n    {code}"), ({"call": "f()", "equals": wanted},), wrong)
+        Answer(
+            f"returns {name}",
+            fenced(f"def f():\n    {code}"),
+            ({"call": "f()", "equals": wanted},),
+            wrong,
+        )
         for name, (code, wanted, wrong) in RETURNED.items()
     ),
     *(Answer(f"written: {name}", text, CALLS, TIMES) for name, text in WRITTEN.items()),

@@ -25,7 +25,13 @@ def _break(state: State) -> dict[str, Any]:
 
 
 def _alone(node: Any) -> Any:
-    return StateGraph(State).add_node("node", node).add_edge(START, "node").add_edge("node", END).compile()
+    return (
+        StateGraph(State)
+        .add_node("node", node)
+        .add_edge(START, "node")
+        .add_edge("node", END)
+        .compile()
+    )
 
 
 asking = _alone(_ask)

@@ -1,7 +1,8 @@
-"""A server that answers as OpenAI and Anthropic do, whole and streamed, with a tool call first and then a text.
+"""A server that answers as OpenAI and Anthropic do, whole and streamed, with a tool call first and
+then a text.
 
-The shapes are those of the providers' interfaces, fields of no use included: what a client makes of them is part of the
-message that goes into a graph's state.
+The shapes are those of the providers' interfaces, fields of no use included: what a client makes of
+them is part of the message that goes into a graph's state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class ProviderServer:
     `cost`: stated beside the tokens, as routers such as OpenRouter do. `text`: what it answers.
     """
 
-    def __init__(self, cost: float | None = None, text: str | Callable[[dict[str, Any]], str] = "") -> None:
+    def __init__(
+        self, cost: float | None = None, text: str | Callable[[dict[str, Any]], str] = ""
+    ) -> None:
         self.asked: list[dict[str, Any]] = []
         self.cost, self.text = cost, text
         server = self
@@ -40,7 +43,10 @@ class ProviderServer:
                     text = server.text(body) if callable(server.text) else server.text or TEXT
                     whole, stream = _openai(body, number, text, server.cost)
                 self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
+                self.send_header(
+                    "Content-Type",
+                    "text/event-stream" if body.get("stream") else "application/json",
+                )
                 self.end_headers()
                 sent = "".join(stream) if body.get("stream") else json.dumps(whole)
                 self.wfile.write(sent.encode())
@@ -74,10 +80,23 @@ def _cut(text: str) -> Iterator[str]:
     yield from (text[start : start + 7] for start in range(0, len(text), 7))
 
 
-def _openai(body: dict[str, Any], number: int, text: str, cost: float | None) -> tuple[dict[str, Any], Iterator[str]]:
+def _openai(
+    body: dict[str, Any], number: int, text: str, cost: float | None
+) -> tuple[dict[str, Any], Iterator[str]]:
     arguments = json.dumps(ARGUMENTS, separators=(",", ":"))
-    calls = [{"id": f"call_{number}", "type": "function", "function": {"name": "multiply", "arguments": arguments}}]
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    calls = [
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "multiply", "arguments": arguments},
+        }
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text,
+        "refusal": None,
+        "annotations": [],
+    }
     if _calls_tool(body):
         message |= {"content": None, "tool_calls": calls}
     usage: dict[str, Any] = {
@@ -88,23 +107,53 @@ def _openai(body: dict[str, Any], number: int, text: str, cost: float | None) ->
         "prompt_tokens_details": {"cached_tokens": 1, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 2, "audio_tokens": 0},
     }
-    head = {"id": f"chatcmpl-{number}", "created": 1, "model": "gpt-test-0", "service_tier": "default"}
+    head = {
+        "id": f"chatcmpl-{number}",
+        "created": 1,
+        "model": "gpt-test-0",
+        "service_tier": "default",
+    }
     reason = "tool_calls" if "tool_calls" in message else "stop"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-    whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage, "system_fingerprint": "fp"}
+    whole = {
+        **head,
+        "object": "chat.completion",
+        "choices": [choice],
+        "usage": usage,
+        "system_fingerprint": "fp",
+    }
 
     def stream() -> Iterator[str]:
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"] and "", "refusal": None}]
+        deltas: list[dict[str, Any]] = [
+            {"role": "assistant", "content": message["content"] and "", "refusal": None}
+        ]
         if "tool_calls" in message:
             started = {"name": "multiply", "arguments": ""}
-            deltas += [{"tool_calls": [{"index": 0, "id": f"call_{number}", "type": "function", "function": started}]}]
-            deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in _cut(arguments)]
+            deltas += [
+                {
+                    "tool_calls": [
+                        {
+                            "index": 0,
+                            "id": f"call_{number}",
+                            "type": "function",
+                            "function": started,
+                        }
+                    ]
+                }
+            ]
+            deltas += [
+                {"tool_calls": [{"index": 0, "function": {"arguments": part}}]}
+                for part in _cut(arguments)
+            ]
         else:
             deltas += [{"content": part} for part in _cut(text)]
         chunks: list[dict[str, Any]] = [
-            {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]} for delta in deltas
+            {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            for delta in deltas
         ]
-        chunks.append({"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}]})
+        chunks.append(
+            {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}]}
+        )
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append({"choices": [], "usage": usage})
         for chunk in chunks:
@@ -117,10 +166,14 @@ def _openai(body: dict[str, Any], number: int, text: str, cost: float | None) ->
 def _anthropic(body: dict[str, Any], number: int) -> tuple[dict[str, Any], Iterator[str]]:
     blocks: list[dict[str, Any]] = [{"type": "text", "text": TEXT}]
     if body.get("thinking"):
-        blocks.insert(0, {"type": "thinking", "thinking": "Six times seven.", "signature": "c2lnbmF0dXJl"})
+        blocks.insert(
+            0, {"type": "thinking", "thinking": "Six times seven.", "signature": "c2lnbmF0dXJl"}
+        )
     calls = _calls_tool(body)
     if calls:
-        blocks.append({"type": "tool_use", "id": f"toolu_{number}", "name": "multiply", "input": ARGUMENTS})
+        blocks.append(
+            {"type": "tool_use", "id": f"toolu_{number}", "name": "multiply", "input": ARGUMENTS}
+        )
     counted = {"input_tokens": 5, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 1}
     head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": "claude-test-0"}
     ended = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
@@ -144,14 +197,20 @@ def _anthropic(body: dict[str, Any], number: int) -> tuple[dict[str, Any], Itera
 def _deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     match block["type"]:
         case "text":
-            return {**block, "text": ""}, [{"type": "text_delta", "text": part} for part in _cut(block["text"])]
+            return {**block, "text": ""}, [
+                {"type": "text_delta", "text": part} for part in _cut(block["text"])
+            ]
         case "thinking":
-            said = [{"type": "thinking_delta", "thinking": part} for part in _cut(block["thinking"])]
+            said = [
+                {"type": "thinking_delta", "thinking": part} for part in _cut(block["thinking"])
+            ]
             signed = {"type": "signature_delta", "signature": block["signature"]}
             return {**block, "thinking": "", "signature": ""}, [*said, signed]
         case _:
             parts = _cut(json.dumps(block["input"]))
-            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
+            return {**block, "input": {}}, [
+                {"type": "input_json_delta", "partial_json": part} for part in parts
+            ]
 
 
 def _event(kind: str, **data: Any) -> str:

@@ -1,4 +1,6 @@
-"""Both bodies of the store from behind: statements and bytes past the store itself, as an intruder has them."""
+"""Both bodies of the store from behind: statements and bytes past the store itself, as an intruder
+has them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def is_file(url: str) -> bool:
 
 
 def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Run one statement (placeholders `?`) in the database of a store that may be open; its rows."""
+    """Run one statement (placeholders `?`) in the database of a store that may be open;
+    its rows.
+    """
     if is_file(url):
         with closing(sqlite3.connect(_path(url), timeout=30, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
@@ -35,7 +39,14 @@ def pass_time(url: str, seconds: float) -> None:
 def version_of(url: str) -> int:
     """The schema version that a store has noted."""
     return int(
-        execute(url, "PRAGMA user_version" if is_file(url) else "SELECT value FROM meta WHERE key = 'version'")[0][0]
+        execute(
+            url,
+            (
+                "PRAGMA user_version"
+                if is_file(url)
+                else "SELECT value FROM meta WHERE key = 'version'"
+            ),
+        )[0][0]
     )
 
 
@@ -47,12 +58,18 @@ def set_version(url: str, version: int) -> None:
 
 
 def stored_bytes(url: str) -> bytes:
-    """All that a store keeps: every field of every table, and the bytes of a file and of the files beside it."""
+    """All that a store keeps: every field of every table, and the bytes of a file and of the files
+    beside it.
+    """
     tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
     if not is_file(url):
         tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-    rows = [row for (table,) in execute(url, tables) for row in execute(url, f'SELECT * FROM "{table}"')]
-    fields = [field if isinstance(field, bytes) else str(field).encode() for row in rows for field in row]
+    rows = [
+        row for (table,) in execute(url, tables) for row in execute(url, f'SELECT * FROM "{table}"')
+    ]
+    fields = [
+        field if isinstance(field, bytes) else str(field).encode() for row in rows for field in row
+    ]
     folder, name = (_path(url).parent, _path(url).name) if is_file(url) else (Path(), "")
     files = [path.read_bytes() for path in folder.glob(f"{name}*")] if name else []
     return b"\x00".join([*fields, *files])

@@ -1,9 +1,11 @@
-"""The driver of `tests.support.graphs.kill_driver`, whose runs take down their server with chosen lines of their logs.
+"""The driver of `tests.support.graphs.kill_driver`, whose runs take down their server with chosen
+lines of their logs.
 
     python -m tests.support.store.chaos_driver
 
-What and when stands in `events.json` in the folder of a plan: pairs of a line's number and what is done in the thread
-that writes it, while the run's other threads go on. From outside, such a moment would be a race with the run.
+What and when stands in `events.json` in the folder of a plan: pairs of a line's number and what is
+done in the thread that writes it, while the run's other threads go on. From outside, such a moment
+would be a race with the run.
 
 A number in `pages.txt` is how large an SQLite store may become: to SQLite a disk is full then.
 """
@@ -30,7 +32,9 @@ PAGES = "pages.txt"
 
 
 def plan_events(plan: Plan, events: dict[int, list[Any]]) -> None:
-    """`["signal", PROCESS, NUMBER]`, or `["break", URL, DATABASE]`: all connections to a database."""
+    """`["signal", PROCESS, NUMBER]`, or `["break", URL, DATABASE]`:
+    all connections to a database.
+    """
     Path(plan.folder, "events.json").write_text(json.dumps(sorted(events.items())))
 
 
@@ -39,7 +43,9 @@ class Eventful(Deadly):
         super().__init__(plan)
         self._folder = Path(plan.folder)
         planned = self._folder / "events.json"
-        self._events: dict[int, list[Any]] = dict(json.loads(planned.read_text())) if planned.exists() else {}
+        self._events: dict[int, list[Any]] = (
+            dict(json.loads(planned.read_text())) if planned.exists() else {}
+        )
 
     def write(self, line: str) -> None:
         super().write(line)
@@ -49,9 +55,17 @@ class Eventful(Deadly):
             case ["signal", process, number]:
                 os.kill(process, number)
             case ["break", url, database]:
-                query = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
-                with psycopg.connect(url, autocommit=True) as connection, (self._folder / BROKEN).open("a") as broken:
-                    print((connection.execute(query, (database,)).fetchone() or (0,))[0], file=broken)
+                query = (
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname"
+                    " = %s"
+                )
+                with (
+                    psycopg.connect(url, autocommit=True) as connection,
+                    (self._folder / BROKEN).open("a") as broken,
+                ):
+                    print(
+                        (connection.execute(query, (database,)).fetchone() or (0,))[0], file=broken
+                    )
             case _:
                 pass
 

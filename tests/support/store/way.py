@@ -1,4 +1,6 @@
-"""A way to a server, which can be shut and opened, on which answers may be lost, or everything without a word."""
+"""A way to a server, which can be shut and opened, on which answers may be lost, or everything
+without a word.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ _COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 class Way:
     """A proxy before a PostgreSQL server.
 
-    `silent`: everything is taken and nothing passed on, as by a partition for ever. `breaks_after`: so many packets of
-    answers from now its connection breaks. `deaf`: numbers of commits, counted from one, that are done while the client
-    is not told: its connection breaks.
+    `silent`: everything is taken and nothing passed on, as by a partition for ever. `breaks_after`:
+    so many packets of answers from now its connection breaks. `deaf`: numbers of commits, counted
+    from one, that are done while the client is not told: its connection breaks.
     """
 
     def __init__(self, url: str, deaf: Collection[int] = ()) -> None:
@@ -73,8 +75,12 @@ class Way:
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with self._lock:
                     self._ends += (client, server)
-                threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(client, server, False), daemon=True
+                ).start()
+                threading.Thread(
+                    target=self._pass, args=(server, client, True), daemon=True
+                ).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         with suppress(OSError):

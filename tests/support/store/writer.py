@@ -1,7 +1,7 @@
 """A process that writes to a store, for tests that start several of them.
 
-Each waits for a word before it opens the store, so that several begin at one moment. The last word that it sends is
-`done`, or what refused it.
+Each waits for a word before it opens the store, so that several begin at one moment. The last word
+that it sends is `done`, or what refused it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def graph_over(store: RunStore) -> Any:
         return {"n": state["n"] + 1, "text": f"what is said at step {state['n']} " * 20}
 
     builder = StateGraph(Count).add_node("step", step).add_edge(START, "step")
-    builder.add_conditional_edges("step", lambda state: "step" if state["n"] < STEPS else END, ["step", END])
+    builder.add_conditional_edges(
+        "step", lambda state: "step" if state["n"] < STEPS else END, ["step", END]
+    )
     return builder.compile(checkpointer=store.checkpointer)
 
 
@@ -55,7 +57,9 @@ def write(store: RunStore, name: str, _: Connection) -> None:
 def write_thread(store: RunStore, thread: str) -> None:
     with store.lease(thread):
         store.journal.write_trajectory(trajectory(thread, RunStatus.RUNNING))
-        graph_over(store).invoke({"n": 0, "text": ""}, {"configurable": {"thread_id": thread}}, durability="sync")
+        graph_over(store).invoke(
+            {"n": 0, "text": ""}, {"configurable": {"thread_id": thread}}, durability="sync"
+        )
         for index in range(STEPS):
             store.journal.write_call(call(thread, index))
         store.journal.write_trajectory(trajectory(thread, RunStatus.COMPLETED))
@@ -96,7 +100,9 @@ def call(thread: str, index: int) -> Call:
 
 
 def run(store: RunStore, thread: str, other: Connection) -> None:
-    """Run a graph on one thread; it reads the checkpoint, then waits for the other process before it continues."""
+    """Run a graph on one thread; it reads the checkpoint, then waits for the other process before
+    it continues.
+    """
     saver: Any = store.checkpointer
     read, waits = saver.get_tuple, iter([True])
 

@@ -1,4 +1,6 @@
-"""An environment of a few lines, in this process: what it is asked, and sessions as the interface says they are."""
+"""An environment of a few lines, in this process: what it is asked, and sessions as the interface
+says they are.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hrm_agent.trajectory import SessionState, ToolStatus
 
 
 class Cells(Environment):
-    """Runs the tests' own harmless code. `raise SystemExit("timeout")` makes a snippet end with that status."""
+    """Runs the tests' own harmless code. `raise SystemExit("timeout")` makes a snippet end with
+    that status.
+    """
 
     def __init__(self) -> None:
         self.asked: list[Submission] = []
@@ -47,7 +51,9 @@ class Cells(Environment):
             self.living.pop(submission.session, None)
         return result
 
-    def _visit(self, name: str, history: Any) -> tuple[dict[str, Any], list[Cell], SessionState, tuple[int, ...]]:
+    def _visit(
+        self, name: str, history: Any
+    ) -> tuple[dict[str, Any], list[Cell], SessionState, tuple[int, ...]]:
         names, cells = self.living.get(name, ({}, []))
         if history is None or cells == list(history):
             return names, cells, SessionState.KEPT if cells else SessionState.NEW, ()
@@ -85,5 +91,12 @@ def _run(code: str, names: dict[str, Any], session: SessionState | None) -> Exec
     except Exception as failure:
         status, error = ToolStatus.ERROR, f"{type(failure).__name__}: {failure}"
     return ExecutionResult(
-        status, stdout.getvalue(), error, value, isolation="L0", session=session, cpu_seconds=0.5, peak_memory_bytes=9
+        status,
+        stdout.getvalue(),
+        error,
+        value,
+        isolation="L0",
+        session=session,
+        cpu_seconds=0.5,
+        peak_memory_bytes=9,
     )

@@ -1,4 +1,6 @@
-"""A run whose first cell cannot be reproduced, killed when the policy is asked what comes after it."""
+"""A run whose first cell cannot be reproduced,
+killed when the policy is asked what comes after it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from hrm_agent.store import open_store
 from hrm_agent.trajectory import TaskRef, Trajectory
 from tests.support.graphs.scripts import boxed, call
 
-SCRIPT = [call("fixed = 1\nfixed"), call("import time\ndrawn = time.time_ns()\ndrawn"), call("drawn"), boxed(1)]
+SCRIPT = [
+    call("fixed = 1\nfixed"),
+    call("import time\ndrawn = time.time_ns()\ndrawn"),
+    call("drawn"),
+    boxed(1),
+]
 EPISODE = Episode(TaskRef(id="1", family="test", prompt="Draw."), "t", seed=1)
 
 

@@ -1,4 +1,6 @@
-"""An MCP server that answers by hand what no library would: for tests of what a client makes of it."""
+"""An MCP server that answers by hand what no library would:
+for tests of what a client makes of it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ TOOL: dict[str, Any] = {
     "inputSchema": {
         "type": "object",
         "properties": {
-            "how": {"type": "string", "description": LONG, "enum": ["malformed", "invalid", "broken"]},
+            "how": {
+                "type": "string",
+                "description": LONG,
+                "enum": ["malformed", "invalid", "broken"],
+            },
             "default": {"type": "string", "description": LONG},
-            "description": {"anyOf": [{"type": "object", "title": LONG, "default": {"description": LONG}}]},
+            "description": {
+                "anyOf": [{"type": "object", "title": LONG, "default": {"description": LONG}}]
+            },
         },
     },
 }
@@ -38,5 +46,9 @@ for line in sys.stdin:
     if "id" not in request:
         continue
     method, parameters = request["method"], request.get("params") or {}
-    answer = {"result": RESULTS[method]} if method in RESULTS else ANSWERS[parameters["arguments"]["how"]]
+    answer = (
+        {"result": RESULTS[method]}
+        if method in RESULTS
+        else ANSWERS[parameters["arguments"]["how"]]
+    )
     print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)

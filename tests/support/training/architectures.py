@@ -1,4 +1,6 @@
-"""Tiny random models of other architectures than the small policy's, in memory or in a folder with its tokenizer."""
+"""Tiny random models of other architectures than the small policy's, in memory or in a folder with
+its tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ def of_architecture(kind: str, **changes: Any) -> Any:
         settings["vocab_size_per_layer_input"] = settings.get("vocab_size", 64)
     model = random_model(kind, **settings)
     if kind == "gemma2":
-        model.set_attn_implementation("eager")  # as it is loaded: the library's other ways leave the bound out
+        # as it is loaded: the library's other ways leave the bound out
+        model.set_attn_implementation("eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for name, weight in model.named_parameters():
@@ -116,7 +119,9 @@ def random_model(kind: str, vocab_size: int = 64, **settings: Any) -> Any:
     """A model whose probabilities are far from uniform ones."""
     positions = {} if kind == "gpt2" else {"max_position_embeddings": 1024}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(kind, **{"vocab_size": vocab_size, **positions, **ends, **settings})
+    config = AutoConfig.for_model(
+        kind, **{"vocab_size": vocab_size, **positions, **ends, **settings}
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config)

@@ -30,7 +30,9 @@ def place(thread: str, task: str = "task", node: str = "reason") -> GraphIdentit
     return GraphIdentity(thread_id=thread, task_id=task, node=node)
 
 
-def call(name: str, *, parent: str | None = None, thread: str = "t", text: str = ANSWER, **changes: Any) -> Call:
+def call(
+    name: str, *, parent: str | None = None, thread: str = "t", text: str = ANSWER, **changes: Any
+) -> Call:
     facts: dict[str, Any] = {
         "id": name,
         "identity": place(thread, name),
@@ -50,7 +52,9 @@ def call(name: str, *, parent: str | None = None, thread: str = "t", text: str =
     return Call(**{**facts, **changes})
 
 
-def tool_call(name: str, status: ToolStatus | None = ToolStatus.OK, repeated_of: str | None = None) -> ToolCall:
+def tool_call(
+    name: str, status: ToolStatus | None = ToolStatus.OK, repeated_of: str | None = None
+) -> ToolCall:
     return ToolCall(
         id=name,
         identity=place("t", name, "tools"),
@@ -79,7 +83,9 @@ def trajectory(index: int = 0, reward: float = 1.0, **changes: Any) -> Trajector
     return Trajectory(**{**facts, **changes})
 
 
-def rollout(index: int, reward: float, failed: int = 0, calls: int = 1, **changes: Any) -> Trajectory:
+def rollout(
+    index: int, reward: float, failed: int = 0, calls: int = 1, **changes: Any
+) -> Trajectory:
     """A trajectory of which `failed` of `calls` tool calls failed."""
     statuses = [ToolStatus.ERROR] * failed + [ToolStatus.OK] * (calls - failed)
     tools = tuple(tool_call(f"{index}-{i}", status) for i, status in enumerate(statuses))
@@ -90,10 +96,17 @@ def group(positives: int, negatives: int) -> list[Trajectory]:
     return [rollout(i, float(i < positives)) for i in range(positives + negatives)]
 
 
-def sampled_call(name: str, tokens: Sequence[int], inserted: int, parent: str | None = None) -> Call:
-    """A call whose first `inserted` tokens were inserted; the others carry made-up log-probs near a uniform one's."""
+def sampled_call(
+    name: str, tokens: Sequence[int], inserted: int, parent: str | None = None
+) -> Call:
+    """A call whose first `inserted` tokens were inserted; the others carry made-up log-probs near a
+    uniform one's.
+    """
     mask = tuple(i >= inserted for i in range(len(tokens)))
-    logprobs = tuple(-4.2 + 0.3 * ((7 * i + len(name)) % 5 - 2) if sampled else 0.0 for i, sampled in enumerate(mask))
+    logprobs = tuple(
+        -4.2 + 0.3 * ((7 * i + len(name)) % 5 - 2) if sampled else 0.0
+        for i, sampled in enumerate(mask)
+    )
     return call(name, parent=parent, token_ids=tuple(tokens), mask=mask, logprobs=logprobs)
 
 
@@ -128,7 +141,9 @@ def model_with_unused_parts() -> Any:
 
 
 def tiny_model(seed: int = 0) -> PreTrainedModel:
-    """Its probabilities are far from uniform ones: its weights are three times those of a new model."""
+    """Its probabilities are far from uniform ones: its weights are three times those of a new
+    model.
+    """
     model = tiny_network(
         seed,
         vocab_size=VOCABULARY,

@@ -1,4 +1,6 @@
-"""One rank of `test_distributed.py`: an update on its share of the rows, the result written by rank 0."""
+"""One rank of `test_distributed.py`: an update on its share of the rows, the result written by rank
+0.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ from tests.training.update.objectives.test_loss import random_rows
 from tests.training.update.test_optimizer_step import numbered
 
 SEVERAL_STEPS: dict[str, Any] = {
-    "loss": LossOptions(objective="gspo", aggregation="sequence", correction="sequence", correction_cap=1.5),
+    "loss": LossOptions(
+        objective="gspo", aggregation="sequence", correction="sequence", correction_cap=1.5
+    ),
     "optim": OptimOptions(epochs=2, max_grad_norm=0.5),
     "version": 1,
 }
 
 
 def unused_parts() -> tuple[list[Row], list[Row]]:
-    """Rows of each rank: the expert's token is on rank 0 alone, and not in the last of its micro-batches."""
+    """Rows of each rank: the expert's token is on rank 0 alone, and not in the last of its
+    micro-batches.
+    """
     rows = numbered(random_rows(5, 6), each=1)
     rows = [replace(row, token_ids=np.minimum(row.token_ids, RareExpert.TOKEN - 1)) for row in rows]
     rows[0].token_ids[:2] = RareExpert.TOKEN
@@ -41,7 +47,10 @@ def update_unused_parts(rows: Sequence[Row], accelerator: Accelerator | None) ->
     if accelerator is not None:
         wrapped, optimizer = accelerator.prepare(model, optimizer)
     batches, loss = micro_batches(rows, token_budget=1), LossOptions(old_logprobs="engine")
-    rows_of_metrics = [policy_update(wrapped, optimizer, batches, accelerator=accelerator, loss=loss) for _ in range(2)]
+    rows_of_metrics = [
+        policy_update(wrapped, optimizer, batches, accelerator=accelerator, loss=loss)
+        for _ in range(2)
+    ]
     named = dict(model.named_parameters())
     kept = {name for name, weight in named.items() if weight in optimizer.state}
     return {"metrics": rows_of_metrics, "weights": model.state_dict(), "with_state": kept}
@@ -64,15 +73,24 @@ def main(output: str, part: str = "updates") -> None:
     metrics = policy_update(model, optimizer, batches, accelerator=accelerator, loss=loss)
     metrics_of_none = policy_update(model, optimizer, [], accelerator=accelerator)
     first = {name: p.clone() for name, p in accelerator.unwrap_model(model).state_dict().items()}
-    # Of the first mini-batch rank 0 has two trajectories, each of two micro-batches, and rank 1 one; of the second,
-    # rank 1 alone.
+    # Of the first mini-batch rank 0 has two trajectories, each of two micro-batches, and rank 1
+    # one; of the second, rank 1 alone.
     mine = ((0, 1), ()) if accelerator.process_index == 0 else ((2,), (3,))
     rows = numbered(random_rows(1, 8))
-    parts = [micro_batches([row for row in rows if row.sequence in part], token_budget=1) for part in mine]
-    metrics_of_several = policy_update(model, optimizer, parts, accelerator=accelerator, **SEVERAL_STEPS)
+    parts = [
+        micro_batches([row for row in rows if row.sequence in part], token_budget=1)
+        for part in mine
+    ]
+    metrics_of_several = policy_update(
+        model, optimizer, parts, accelerator=accelerator, **SEVERAL_STEPS
+    )
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict()
-        rows_of_metrics = {"metrics": metrics, "none": metrics_of_none, "several": metrics_of_several}
+        rows_of_metrics = {
+            "metrics": metrics,
+            "none": metrics_of_none,
+            "several": metrics_of_several,
+        }
         torch.save({"first": first, "weights": weights, **rows_of_metrics}, output)
     accelerator.wait_for_everyone()
     os._exit(0)  # taking gloo's process group down now and then hangs, after all work is done

@@ -1,4 +1,6 @@
-"""Ten paragraphs of plain English, and 32 short conversations: what a pretrained model knows, and what it is taught."""
+"""Ten paragraphs of plain English, and 32 short conversations: what a pretrained model knows, and
+what it is taught.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ CONVERSATIONS = (
     ("Name three primary colours.", "Red, yellow and blue are primary colours."),
     ("What do bees make?", "Bees make honey and wax."),
     ("Which planet is closest to the sun?", "Mercury is the planet closest to the sun."),
-    ("How do I boil an egg?", "Put the egg into boiling water for eight minutes, then cool it under cold water."),
+    (
+        "How do I boil an egg?",
+        "Put the egg into boiling water for eight minutes, then cool it under cold water.",
+    ),
     ("What is the opposite of hot?", "The opposite of hot is cold."),
     ("Can penguins fly?", "No, penguins cannot fly, but they are very good swimmers."),
     ("What is 12 + 30?", "12 + 30 = 42."),
@@ -70,11 +75,17 @@ CONVERSATIONS = (
     ("What is a synonym of happy?", "Glad is a synonym of happy."),
     ("How many legs does a spider have?", "A spider has eight legs."),
     ("What is the largest ocean?", "The Pacific Ocean is the largest ocean."),
-    ("Why is the sky blue?", "Air scatters the blue part of sunlight more than the rest, so the sky looks blue."),
+    (
+        "Why is the sky blue?",
+        "Air scatters the blue part of sunlight more than the rest, so the sky looks blue.",
+    ),
     ("Translate 'good morning' into French.", "In French, 'good morning' is 'bonjour'."),
     ("What is ice made of?", "Ice is frozen water."),
     ("How many minutes are there in two hours?", "There are 120 minutes in two hours."),
-    ("What should I wear when it rains?", "Wear a waterproof coat and boots, and take an umbrella."),
+    (
+        "What should I wear when it rains?",
+        "Wear a waterproof coat and boots, and take an umbrella.",
+    ),
     ("Name a fruit that is yellow.", "A banana is a yellow fruit."),
     ("Which season comes after summer?", "Autumn comes after summer."),
     ("What do you call a young dog?", "A young dog is called a puppy."),
@@ -98,13 +109,18 @@ CONVERSATIONS = (
 def write_conversations(path: Path) -> Path:
     """Write `CONVERSATIONS` as `train sft` reads them; the file."""
     turns = ({"user": asked, "assistant": answer} for asked, answer in CONVERSATIONS)
-    rows = ({"messages": [{"role": role, "content": text} for role, text in each.items()]} for each in turns)
+    rows = (
+        {"messages": [{"role": role, "content": text} for role, text in each.items()]}
+        for each in turns
+    )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def without_defaults(model: Path) -> Path:
-    """Take a small model's own defaults out of its folder, so that it counts as a pretrained one; the folder."""
+    """Take a small model's own defaults out of its folder, so that it counts as a pretrained one;
+    the folder.
+    """
     file = model / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     del config["hrm_agent"]

@@ -13,7 +13,8 @@ __all__ = ["four_roles", "rows_of", "tool_loops"]
 
 
 def tool_loops(seed: int, groups: int = 2, siblings: int = 4) -> list[Trajectory]:
-    """Siblings with one prompt, a sampled turn that two of them have in common, a tool response and an answer.
+    """Siblings with one prompt, a sampled turn that two of them have in common, a tool response and
+    an answer.
 
     The last two of a group are alike to the last token.
     """
@@ -33,7 +34,9 @@ def tool_loops(seed: int, groups: int = 2, siblings: int = 4) -> list[Trajectory
 
 
 def four_roles(seed: int, siblings: int = 3) -> list[Trajectory]:
-    """A planner, solvers with one instruction, of which one forks, a critic and a synthesizer: roots of their own."""
+    """A planner, solvers with one instruction, of which one forks, a critic and a synthesizer:
+    roots of their own.
+    """
     rng = random.Random(seed)
     roles = {name: _tokens(rng, 7) for name in ("planner", "solver", "critic", "synthesizer")}
     made: list[Trajectory] = []
@@ -42,21 +45,32 @@ def four_roles(seed: int, siblings: int = 3) -> list[Trajectory]:
         for role, instruction in roles.items():
             for copy in range(2 if role == "solver" else 1):
                 name = f"{index}{role}{copy}"
-                calls.append(sampled_call(name, [*instruction, *_tokens(rng, rng.randint(1, 6))], len(instruction)))
+                calls.append(
+                    sampled_call(
+                        name, [*instruction, *_tokens(rng, rng.randint(1, 6))], len(instruction)
+                    )
+                )
                 if role == "solver":
-                    calls += [sampled_call(f"{name}{fork}", _tokens(rng, 5), 2, name) for fork in range(copy + 1)]
+                    calls += [
+                        sampled_call(f"{name}{fork}", _tokens(rng, 5), 2, name)
+                        for fork in range(copy + 1)
+                    ]
         made.append(trajectory(index, calls=tuple(calls)))
     return made
 
 
-def rows_of(trajectories: Sequence[Trajectory], temperatures: Sequence[float] = (1.0,)) -> list[Row]:
+def rows_of(
+    trajectories: Sequence[Trajectory], temperatures: Sequence[float] = (1.0,)
+) -> list[Row]:
     """With a weight for each trajectory, sampled at the temperatures in turn."""
     rows: list[Row] = []
     for number, each in enumerate(trajectories):
         sampling = Sampling(temperature=temperatures[number % len(temperatures)])
         calls = tuple(call.model_copy(update={"sampling": sampling}) for call in each.calls)
         changed = each.model_copy(update={"calls": calls})
-        rows += linearise(changed, {call.id: (-1.0) ** number * (1 + number / 7) for call in calls}, number)
+        rows += linearise(
+            changed, {call.id: (-1.0) ** number * (1 + number / 7) for call in calls}, number
+        )
     return rows
 
 

@@ -1,4 +1,6 @@
-"""Moments at which trainings are killed: some in each run of the tests, the others in the slow one."""
+"""Moments at which trainings are killed: some in each run of the tests,
+the others in the slow one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,16 @@ def moments(kills: Collection[str], *quick: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in kills]
 
 
-def asked_for(kills: Mapping[str, tuple[str, int]], request: pytest.FixtureRequest) -> dict[str, tuple[str, int]]:
-    """Of the kills those that chosen tests of the fixture's module name: no other run needs to be made."""
-    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+def asked_for(
+    kills: Mapping[str, tuple[str, int]], request: pytest.FixtureRequest
+) -> dict[str, tuple[str, int]]:
+    """Of the kills those that chosen tests of the fixture's module name: no other run needs to be
+    made.
+    """
+    here = [
+        item
+        for item in request.session.items
+        if item.path == request.path and isinstance(item, pytest.Function)
+    ]
     names = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
     return {name: kill for name, kill in kills.items() if name in names}

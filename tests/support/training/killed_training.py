@@ -1,7 +1,8 @@
 """Trainings that kill themselves, and what must be the same once they were resumed.
 
-As a program, with a folder and one `{"config": ..., "kills": {name: [event, count]}}`: takes a run for each kill, in
-`FOLDER/NAME/run`. It is a process of its own so that what it forks has no threads of torch.
+As a program, with a folder and one `{"config": ..., "kills": {name: [event, count]}}`: takes a run
+for each kill, in `FOLDER/NAME/run`. It is a process of its own so that what it forks has no threads
+of torch.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 
 Kills = Mapping[str, tuple[str, int]]
-"""By name, the event (`step`, `rollout`, or `sync` of a checkpoint's file) and at the how manieth of them."""
+"""By name, the event (`step`, `rollout`, or `sync` of a checkpoint's file) and at the how manieth
+of them.
+"""
 Weights = dict[str, torch.Tensor]
 
 
 def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
     """The folder, with a run that killed itself for each of `kills`."""
     asked = json.dumps({"config": config.model_dump(mode="json"), "kills": kills})
-    subprocess.run([sys.executable, "-m", "tests.support.begin", __name__, str(folder), asked], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.begin", __name__, str(folder), asked], check=True
+    )
     return folder
 
 
 def forked(config: GrpoConfig, folder: Path, event: str = "", count: int = 0) -> int:
-    """Take the run up to the `count`-th such event, in a child that then kills itself; 0: to its end. The exit code."""
+    """Take the run up to the `count`-th such event, in a child that then kills itself; 0: to its
+    end. The exit code.
+    """
     if (child := os.fork()) == 0:
         _run_until(config, folder, event, count)
         os._exit(0)  # it has fewer
@@ -59,19 +66,31 @@ def _run_until(config: GrpoConfig, folder: Path, event: str, count: int) -> None
         original(path)
 
     checkpoints._sync = counted
-    asyncio.run(train(config, folder, on_rollout=lambda _: happened("rollout"), on_step=lambda _: happened("step")))
+    asyncio.run(
+        train(
+            config,
+            folder,
+            on_rollout=lambda _: happened("rollout"),
+            on_step=lambda _: happened("step"),
+        )
+    )
 
 
 def sampled_tokens(folder: Path) -> dict[str, list[tuple[int, ...]]]:
     """By thread, what each call added."""
     with open_store(folder / "store.db") as store:
-        return {t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()}
+        return {
+            t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()
+        }
 
 
-def assert_same_weights(folder: Path, other: Path, *, atol: float, file: str = "model.safetensors") -> Weights:
+def assert_same_weights(
+    folder: Path, other: Path, *, atol: float, file: str = "model.safetensors"
+) -> Weights:
     """The weights of the run in `folder`.
 
-    Rollouts that went on together after a kill are batched otherwise than they were before: give them a tolerance.
+    Rollouts that went on together after a kill are batched otherwise than they were before: give
+    them a tolerance.
     """
     ours, theirs = (load_file(each / "model" / file) for each in (folder, other))
     assert ours.keys() == theirs.keys()
@@ -83,5 +102,7 @@ def assert_same_weights(folder: Path, other: Path, *, atol: float, file: str = "
 if __name__ == "__main__":
     asked = json.loads(sys.argv[2])
     for name, (event, count) in asked["kills"].items():
-        code = forked(GrpoConfig.model_validate(asked["config"]), Path(sys.argv[1], name, "run"), event, count)
+        code = forked(
+            GrpoConfig.model_validate(asked["config"]), Path(sys.argv[1], name, "run"), event, count
+        )
         assert code == -signal.SIGKILL, name

@@ -1,4 +1,6 @@
-"""A random Phi-3 whose rotary factors differ so much that a token with the wrong ones is seen at once."""
+"""A random Phi-3 whose rotary factors differ so much that a token with the wrong ones is seen at
+once.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,12 @@ def longrope_model(seed: int = 0, **changes: Any) -> Any:
 
 
 def expected_logprobs(model: Any, tokens: list[int], first: int) -> torch.Tensor:
-    """Log-probs of the tokens from `first` on, each by one plain pass over what stands before it."""
+    """Log-probs of the tokens from `first` on,
+    each by one plain pass over what stands before it.
+    """
     with torch.no_grad():
-        passes = [model(torch.tensor([tokens[:end]])).logits[0, -1] for end in range(first, len(tokens))]
+        passes = [
+            model(torch.tensor([tokens[:end]])).logits[0, -1] for end in range(first, len(tokens))
+        ]
     found = torch.stack(passes).float().log_softmax(-1)
     return found[torch.arange(len(passes)), torch.tensor(tokens[first:])]

@@ -1,12 +1,24 @@
-"""Installed packages, as pip leaves them: a module, its metadata, and its entry points, in a folder of `sys.path`."""
+"""Installed packages, as pip leaves them: a module, its metadata, and its entry points, in a folder
+of `sys.path`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def install(folder: Path, name: str, code: str, *, version: str = "1.0", registers: str = "", value: str = "") -> None:
-    """Put package `name` into `folder`. `registers`: a name of tasks that leads to `value`, or to its `tasks`."""
+def install(
+    folder: Path,
+    name: str,
+    code: str,
+    *,
+    version: str = "1.0",
+    registers: str = "",
+    value: str = "",
+) -> None:
+    """Put package `name` into `folder`. `registers`: a name of tasks that leads to `value`, or to
+    its `tasks`.
+    """
     module = name.replace("-", "_")
     folder.mkdir(exist_ok=True)
     (folder / f"{module}.py").write_text(code)
@@ -19,4 +31,6 @@ def install(folder: Path, name: str, code: str, *, version: str = "1.0", registe
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (about / "top_level.txt").write_text(f"{module}\n")
     if registers:
-        (about / "entry_points.txt").write_text(f"[hrm_agent.tasks]\n{registers} = {value or module + ':tasks'}\n")
+        (about / "entry_points.txt").write_text(
+            f"[hrm_agent.tasks]\n{registers} = {value or module + ':tasks'}\n"
+        )

@@ -1,4 +1,6 @@
-"""Environments as packages for the library verifiers hold them (its v0 interface): sums, in one turn or with a tool."""
+"""Environments as packages for the library verifiers hold them (its v0 interface): sums, in one
+turn or with a tool.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Stateful(vf.StatefulToolEnv):
 def load_environment(kind: str = "single", size: int = 3, system: str | None = None) -> Any:
     if kind == "broken":
         raise ValueError("no such kind")
-    rows = [{"question": f"{i} + {i}?", "answer": str(2 * i), "info": {"most": 20}} for i in range(size)]
+    rows = [
+        {"question": f"{i} + {i}?", "answer": str(2 * i), "info": {"most": 20}} for i in range(size)
+    ]
     held_out = Dataset.from_list([{"question": "50 + 50?", "answer": "100", "info": {"most": 20}}])
     rubrics = {
         "torn": vf.Rubric(funcs=[torn]),
@@ -72,7 +76,12 @@ def load_environment(kind: str = "single", size: int = 3, system: str | None = N
         "used": vf.Rubric(funcs=[exact, used], weights=[0.5, 1.5]),
     }
     rubric = rubrics.get(kind, vf.Rubric(funcs=[exact, short, turns], weights=[1.0, 0.25, 0.0]))
-    shared = {"dataset": Dataset.from_list(rows), "eval_dataset": held_out, "rubric": rubric, "system_prompt": system}
+    shared = {
+        "dataset": Dataset.from_list(rows),
+        "eval_dataset": held_out,
+        "rubric": rubric,
+        "system_prompt": system,
+    }
     if kind in ("tool", "used"):
         return vf.ToolEnv(tools=[add], **shared)
     kinds = {"talking": Talking, "prepared": Prepared, "stateful": Stateful}

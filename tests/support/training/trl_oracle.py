@@ -1,4 +1,5 @@
-"""TRL's GRPOTrainer as an oracle: fixed trajectories, and a trainer that is given them as its rollouts.
+"""TRL's GRPOTrainer as an oracle: fixed trajectories, and a trainer that is given them as its
+rollouts.
 
 The rollouts reach TRL the way a user's would (`rollout_func` with `env_mask`).
 """
@@ -32,17 +33,23 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     model.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=model, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
 
 
 def rollouts(temperature: float = 1.0) -> list[Trajectory]:
-    """Two groups of four: a prompt and a sampled turn, then a tool response and a second sampled turn."""
+    """Two groups of four: a prompt and a sampled turn, then a tool response and a second sampled
+    turn.
+    """
     rng = random.Random(0)
     model = tiny_model()
     return [recorded(i, reward, rng, model, temperature) for i, reward in enumerate(REWARDS)]
 
 
-def recorded(index: int, reward: float, rng: random.Random, model: Any, temperature: float) -> Trajectory:
+def recorded(
+    index: int, reward: float, rng: random.Random, model: Any, temperature: float
+) -> Trajectory:
     def tokens(least: int, most: int) -> list[int]:
         return [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(least, most))]
 
@@ -58,8 +65,14 @@ def recorded(index: int, reward: float, rng: random.Random, model: Any, temperat
 
     def shifted(call: Any, start: int) -> Any:
         logprobs = [p + rng.uniform(-0.5, 0.5) for p in own[start : start + len(call.mask)]]
-        masked = tuple(p if sampled else 0.0 for p, sampled in zip(logprobs, call.mask, strict=True))
-        said = {"logprobs": masked, "logprob_kind": kind, "sampling": Sampling(temperature=temperature)}
+        masked = tuple(
+            p if sampled else 0.0 for p, sampled in zip(logprobs, call.mask, strict=True)
+        )
+        said = {
+            "logprobs": masked,
+            "logprob_kind": kind,
+            "sampling": Sampling(temperature=temperature),
+        }
         return call.model_copy(update=said)
 
     calls = (shifted(first, 0), shifted(second, len(first.token_ids)))
@@ -96,10 +109,17 @@ def trainer_of(recorded: list[Trajectory], temperature: float, folder: Path) -> 
 
     def rollout_func(prompts: list[Any], trainer: Any = None) -> dict[str, list[Any]]:
         del prompts, trainer
-        fields: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
+        fields: dict[str, list[Any]] = {
+            "prompt_ids": [],
+            "completion_ids": [],
+            "logprobs": [],
+            "env_mask": [],
+        }
         for first, second in (whole.calls for whole in recorded):
             turn = [t for t, sampled in zip(first.token_ids, first.mask, strict=True) if sampled]
-            fields["prompt_ids"].append([t for t, s in zip(first.token_ids, first.mask, strict=True) if not s])
+            fields["prompt_ids"].append(
+                [t for t, s in zip(first.token_ids, first.mask, strict=True) if not s]
+            )
             fields["completion_ids"].append([*turn, *second.token_ids])
             fields["logprobs"].append(recorded_logprobs(first, second))
             fields["env_mask"].append([1] * len(turn) + [int(s) for s in second.mask])
@@ -120,7 +140,10 @@ def trainer_of(recorded: list[Trajectory], temperature: float, folder: Path) -> 
 
 
 def trainer_with(
-    rollout_func: Callable[..., dict[str, Any]], reward: Callable[..., list[float]], folder: Path, **loss: Any
+    rollout_func: Callable[..., dict[str, Any]],
+    reward: Callable[..., list[float]],
+    folder: Path,
+    **loss: Any,
 ) -> GRPOTrainer:
     """One that takes its rollouts and their rewards from these functions."""
     config = GRPOConfig(
@@ -142,5 +165,6 @@ def trainer_with(
         processing_class=tokenizer(),
         train_dataset=Dataset.from_list([{"prompt": "w3"}, {"prompt": "w4"}]),
     )
-    trainer.current_gradient_accumulation_steps = 1  # set by its training loop, which does not run here
+    # set by its training loop, which does not run here
+    trainer.current_gradient_accumulation_steps = 1
     return trainer

@@ -1,6 +1,8 @@
-"""Of the library verifiers, what environments and our adapter use, in the shape of its v0 interface (0.3).
+"""Of the library verifiers, what environments and our adapter use, in the shape of its v0 interface
+(0.3).
 
-The library itself brings some hundred packages. Where it is installed, tests take it in place of this.
+The library itself brings some hundred packages. Where it is installed, tests take it in place of
+this.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Rubric:
         return any("completions" in inspect.signature(each).parameters for each in self.funcs)
 
     def score_objects(self, state: Any) -> dict[str, Any]:
-        found = {name: state.get(name) for name in ("prompt", "completion", "answer", "info", "task")}
+        found = {
+            name: state.get(name) for name in ("prompt", "completion", "answer", "info", "task")
+        }
         return {**found, "state": state, **self.class_objects}
 
 
@@ -75,14 +79,20 @@ async def total_tool_calls(completion: Any) -> float:
 
 
 class Environment:
-    def __init__(self, dataset: Any, eval_dataset: Any, rubric: Rubric, system_prompt: str | None = None) -> None:
+    def __init__(
+        self, dataset: Any, eval_dataset: Any, rubric: Rubric, system_prompt: str | None = None
+    ) -> None:
         self.rubric, self.system = rubric, system_prompt
         self.rows = {"train": self._formatted(dataset), "eval": self._formatted(eval_dataset)}
 
     def _formatted(self, rows: Any) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [
-            {**row, "example_id": number, "prompt": [*system, {"role": "user", "content": row["question"]}]}
+            {
+                **row,
+                "example_id": number,
+                "prompt": [*system, {"role": "user", "content": row["question"]}],
+            }
             for number, row in enumerate(rows)
         ]
 
@@ -131,7 +141,9 @@ def load_environment(env_id: str, **arguments: Any) -> Any:
 
 def normalize_messages(messages: Any) -> list[Message]:
     return (
-        [Message(said) for said in messages] if isinstance(messages, list) else [Message(role="text", content=messages)]
+        [Message(said) for said in messages]
+        if isinstance(messages, list)
+        else [Message(role="text", content=messages)]
     )
 
 

@@ -14,7 +14,10 @@ def history(path: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for record in wandb_records(path):
         if record.WhichOneof("record_type") == "history":
-            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
             step = int(items["_step"])
             assert step not in found
             found[step] = {name: value for name, value in items.items() if not name.startswith("_")}
@@ -23,5 +26,7 @@ def history(path: Path) -> dict[int, dict[str, float]]:
 
 def config(path: Path) -> dict[str, Any]:
     """What the run was begun with."""
-    (run,) = [record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run"]
+    (run,) = [
+        record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run"
+    ]
     return {item.key: json.loads(item.value_json) for item in run.config.update}

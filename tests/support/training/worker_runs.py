@@ -24,9 +24,27 @@ def facts(found: Sequence[Trajectory]) -> list[Any]:
     """All of a record but times, and the ids that LangGraph makes of them."""
     return [
         (
-            *(t.thread_id.partition("/")[2], t.task, t.graph, t.policy, t.group_id.partition("/")[2], t.sample_index),
+            *(
+                t.thread_id.partition("/")[2],
+                t.task,
+                t.graph,
+                t.policy,
+                t.group_id.partition("/")[2],
+                t.sample_index,
+            ),
             *(t.status, t.stop_reason, t.answer, t.rewards),
-            [(c.token_ids, c.mask, c.seed, c.finish_reason, c.model, c.logprob_kind, c.tools_hash) for c in t.calls],
+            [
+                (
+                    c.token_ids,
+                    c.mask,
+                    c.seed,
+                    c.finish_reason,
+                    c.model,
+                    c.logprob_kind,
+                    c.tools_hash,
+                )
+                for c in t.calls
+            ],
             [(c.name, c.arguments, c.status, c.stdout, c.value) for c in t.tool_calls],
         )
         for t in sorted(found, key=lambda t: t.thread_id.partition("/")[2])
@@ -97,10 +115,14 @@ async def cancelled(config):
 KINDS = ("blocking", "streaming", "waiting", "failing", "hosted")
 
 
-def by_graphs(own: Path, processes: int, kinds: Sequence[str], ray: str | None = None) -> list[Trajectory]:
+def by_graphs(
+    own: Path, processes: int, kinds: Sequence[str], ray: str | None = None
+) -> list[Trajectory]:
     """One rollout of each kind of graph, in one run."""
     config = CollectConfig(policy="scripted", count=1, concurrency=4, processes=processes, ray=ray)
-    draw = partial(load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count)
+    draw = partial(
+        load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count
+    )
     episodes = [
         replace(episode, thread_id=f"{episode.thread_id}/{kind}", graph=f"{own}:{kind}")
         for kind in kinds
@@ -109,7 +131,9 @@ def by_graphs(own: Path, processes: int, kinds: Sequence[str], ray: str | None =
 
     async def run(engine: ScriptedEngine) -> list[Trajectory]:
         async with (
-            open_run(own.parent / f"{processes}{'-ray' * bool(ray)}", "scripted", config, backend=engine) as runner,
+            open_run(
+                own.parent / f"{processes}{'-ray' * bool(ray)}", "scripted", config, backend=engine
+            ) as runner,
             opened_workers(processes, runner, config, draw=draw) as workers,
         ):
             return await rollout(runner, episodes, concurrency=4, workers=workers)

@@ -20,7 +20,9 @@ values = st.floats(-50.0, 0.0, width=32)
 
 @st.composite
 def trajectories(draw: Any) -> Trajectory:
-    """Paths that share prefixes, untrainable calls, and calls that were inherited from another thread."""
+    """Paths that share prefixes, untrainable calls, and calls that were inherited from another
+    thread.
+    """
     count = draw(st.integers(1, 6))
     inherited = draw(st.integers(0, count - 1))
     calls: list[Call] = []

@@ -1,4 +1,6 @@
-"""A small, sound trajectory: two turns with a tool call between them, then a second conversation on the same thread."""
+"""A small, sound trajectory: two turns with a tool call between them, then a second conversation on
+the same thread.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ MODEL = "builtin:trained"
 
 def identity(task_id: str, thread_id: str = THREAD, node: str = "reason") -> GraphIdentity:
     return GraphIdentity(
-        thread_id=thread_id, checkpoint_id="c", checkpoint_ns=f"{node}:{task_id}", task_id=task_id, node=node, path="1"
+        thread_id=thread_id,
+        checkpoint_id="c",
+        checkpoint_ns=f"{node}:{task_id}",
+        task_id=task_id,
+        node=node,
+        path="1",
     )
 
 
@@ -47,7 +54,12 @@ def make_call(task_id: str, index: int = 0, **changes: Any) -> Call:
         "logprobs": (0.0, 0.0, -0.5, -0.25),
         "logprob_kind": LogprobKind.RAW,
         "sampling": Sampling(max_tokens=8, seed=11),
-        "response": {"type": "ai", "content": "<reason>add</reason>", "tool_calls": [], "invalid_tool_calls": []},
+        "response": {
+            "type": "ai",
+            "content": "<reason>add</reason>",
+            "tool_calls": [],
+            "invalid_tool_calls": [],
+        },
         "started_at": 100.0,
         "ended_at": 101.5,
         "queue_seconds": 0.25,
@@ -86,7 +98,9 @@ def make_trajectory(**changes: Any) -> Trajectory:
         response={
             "type": "ai",
             "content": "<reason>add</reason>",
-            "tool_calls": [{"name": "python", "args": {"code": "17 + 25"}, "id": "tc-0", "type": "tool_call"}],
+            "tool_calls": [
+                {"name": "python", "args": {"code": "17 + 25"}, "id": "tc-0", "type": "tool_call"}
+            ],
             "invalid_tool_calls": [],
         },
     )
@@ -95,7 +109,12 @@ def make_trajectory(**changes: Any) -> Trajectory:
         parent=asked.id,
         started_at=102.0,
         ended_at=103.0,
-        response={"type": "ai", "content": r"<answer>\boxed{42}</answer>", "tool_calls": [], "invalid_tool_calls": []},
+        response={
+            "type": "ai",
+            "content": r"<answer>\boxed{42}</answer>",
+            "tool_calls": [],
+            "invalid_tool_calls": [],
+        },
     )
     checked = make_call("task-c", 1, started_at=103.0, ended_at=104.0)
     facts: dict[str, Any] = {
@@ -103,7 +122,13 @@ def make_trajectory(**changes: Any) -> Trajectory:
         "thread_id": THREAD,
         "run_id": "run-1",
         "group_id": "group-1",
-        "task": TaskRef(id="wp-1", family="word_problems", prompt="What is 17 + 25?", answer="42", metadata={"n": 2}),
+        "task": TaskRef(
+            id="wp-1",
+            family="word_problems",
+            prompt="What is 17 + 25?",
+            answer="42",
+            metadata={"n": 2},
+        ),
         "graph": "tool_loop",
         "policy": MODEL,
         "policy_version": 3,

@@ -1,10 +1,11 @@
-"""Remakes `hrm_agent/viewer/web/vendor` from npm: the built files of the libraries that the viewer's pages use.
+"""Remakes `hrm_agent/viewer/web/vendor` from npm: the built files of the libraries that the
+viewer's pages use.
 
     python -m tests.support.viewer.vendor
 
-The files are committed, so that neither an installation nor a reader of the code needs node. `vendor.json` names the
-version, the origin and the hash of each; a test compares them without a network. To take a newer version, change
-PACKAGES, run this and look at the pages again.
+The files are committed, so that neither an installation nor a reader of the code needs node.
+`vendor.json` names the version, the origin and the hash of each; a test compares them without a
+network. To take a newer version, change PACKAGES, run this and look at the pages again.
 """
 
 from __future__ import annotations
@@ -57,26 +58,40 @@ PACKAGES = (
         "LICENSE",
         (VendoredFile("preact.js", ("dist/preact.umd.js", "hooks/dist/hooks.umd.js")),),
     ),
-    VendoredPackage("htm", "3.1.1", "Apache-2.0", "LICENSE", (VendoredFile("htm.js", ("dist/htm.umd.js",)),)),
+    VendoredPackage(
+        "htm", "3.1.1", "Apache-2.0", "LICENSE", (VendoredFile("htm.js", ("dist/htm.umd.js",)),)
+    ),
     VendoredPackage(
         "uplot",
         "1.6.32",
         "MIT",
         "LICENSE",
-        (VendoredFile("uplot.js", ("dist/uPlot.iife.min.js",)), VendoredFile("uplot.css", ("dist/uPlot.min.css",))),
+        (
+            VendoredFile("uplot.js", ("dist/uPlot.iife.min.js",)),
+            VendoredFile("uplot.css", ("dist/uPlot.min.css",)),
+        ),
     ),
     VendoredPackage(
         "@highlightjs/cdn-assets",
         "11.12.0",
         "BSD-3-Clause",
         "LICENSE",
-        (VendoredFile("highlight.js", ("es/core.min.js", "languages/python.min.js", "languages/json.min.js")),),
+        (
+            VendoredFile(
+                "highlight.js",
+                ("es/core.min.js", "languages/python.min.js", "languages/json.min.js"),
+            ),
+        ),
     ),
 )
-"""Preact is held at 10: from 11 on its package has modules only, which no browser loads from a file."""
+"""Preact is held at 10: from 11 on its package has modules only, which no browser loads from a
+file.
+"""
 
 _MODULE_END = "export{te as default};"
-"""The core of highlight.js is published as a module only; the pages are classic scripts, which open from a file too."""
+"""The core of highlight.js is published as a module only; the pages are classic scripts, which open
+from a file too.
+"""
 
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*\n?", re.MULTILINE)
 """Names a file that is not kept: a browser with its tools open would ask for it."""
@@ -116,7 +131,9 @@ def remake(folder: Path) -> None:
     for package in PACKAGES:
         contents = fetched(package)
         short = package.name.strip("@").partition("/")[0]
-        made = {file.name: joined([contents[part] for part in file.parts]) for file in package.files}
+        made = {
+            file.name: joined([contents[part] for part in file.parts]) for file in package.files
+        }
         made[f"{short}.LICENSE"] = contents[package.licence_file]
         for name, data in made.items():
             (folder / name).write_bytes(data)

@@ -1,4 +1,6 @@
-"""A fleet of two real servers: one that the tests have started, with faults to switch on, and one of its own."""
+"""A fleet of two real servers: one that the tests have started, with faults to switch on, and one
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ FAULTY = ("--worker-extension-cls", "faulty_weights.FaultyWeights")
 def set_fault(server: VllmServer, name: str) -> None:
     """From the next publish on: none, stale, half, or untied; at once: nudged."""
     asked = {"method": "hrm_fault", "args": [name]}
-    httpx.post(f"http://127.0.0.1:{server.port}/collective_rpc", json=asked, timeout=60).raise_for_status()
+    httpx.post(
+        f"http://127.0.0.1:{server.port}/collective_rpc", json=asked, timeout=60
+    ).raise_for_status()
 
 
 @contextmanager
@@ -58,7 +62,9 @@ def opened_fleet(
         tokenizer=policy,
     )
     scheduler = RolloutScheduler(scheduling_policy(assign))
-    fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), replace(options, **other), scheduler, score)
+    fleet = EngineFleet(
+        "fleet", ChatTemplateCodec(tokenizer), replace(options, **other), scheduler, score
+    )
     try:
         yield fleet
     finally:

@@ -1,7 +1,8 @@
-"""A stub of a server that takes weights: it answers all that a fleet asks, has the bytes that came, and can lie.
+"""A stub of a server that takes weights: it answers all that a fleet asks, has the bytes that came,
+and can lie.
 
-Its workers are two, each with its half of each tensor. What it samples does not depend on them: which model answers is
-not the point.
+Its workers are two, each with its half of each tensor. What it samples does not depend on them:
+which model answers is not the point.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ class FleetStub(VllmStub):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
-        """In order: `costs` for a request that only takes time, `rollout` for one of others, `reset` of the cache."""
+        """In order: `costs` for a request that only takes time, `rollout` for one of others,
+        `reset` of the cache.
+        """
         self.faults: set[str] = set()
-        """ignores and ignores_once: weights that it is given; half: those of its second worker; keeps_cache;
-        turns: while it samples, it gets others; unknown: does not say; hangs: what is asked of its workers."""
+        """ignores and ignores_once: weights that it is given; half: those of its second worker;
+        keeps_cache; turns: while it samples, it gets others; unknown: does not say; hangs: what is
+        asked of its workers.
+        """
         self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
         """By worker, digests of its tensors."""
         self.version: int | None = None
@@ -57,7 +62,9 @@ class FleetStub(VllmStub):
         self._cached: set[tuple[str, tuple[int, ...]]] = set()
 
     def start_again(self) -> None:
-        """As a process does: with what it was started with, on the same port, before anybody looks."""
+        """As a process does: with what it was started with, on the same port,
+        before anybody looks.
+        """
         self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
         self.version, self.taken, self.boot = None, 0, secrets.token_hex(4)
         self._cached.clear()
@@ -86,22 +93,38 @@ class FleetStub(VllmStub):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         counts = {"queries": self._looked_for, "hits": self._found}
-        lines = [f'vllm:prefix_cache_{name}_total{{engine="0"}} {count}' for name, count in counts.items()]
+        lines = [
+            f'vllm:prefix_cache_{name}_total{{engine="0"}} {count}'
+            for name, count in counts.items()
+        ]
         return web.Response(text="\n".join(lines))
 
     async def _info(self, request: web.Request) -> web.Response:
         cache, batch = {"num_gpu_blocks": 128, "block_size": BLOCK}, {"max_num_seqs": 32}
-        config = {"cache_config": cache, "scheduler_config": batch, "model_config": {"dtype": "torch.float32"}}
-        return web.json_response({"vllm_config": {**config, "parallel_config": {"data_parallel_size": 1}}})
+        config = {
+            "cache_config": cache,
+            "scheduler_config": batch,
+            "model_config": {"dtype": "torch.float32"},
+        }
+        return web.json_response(
+            {"vllm_config": {**config, "parallel_config": {"data_parallel_size": 1}}}
+        )
 
     async def _rpc(self, request: web.Request) -> web.Response:
         asked = await request.json()
         if "hangs" in self.faults:
             await asyncio.sleep(600)
-        return web.json_response({"results": [self._said(rank, asked["method"], asked["args"]) for rank in (0, 1)]})
+        return web.json_response(
+            {"results": [self._said(rank, asked["method"], asked["args"]) for rank in (0, 1)]}
+        )
 
     def _said(self, rank: int, method: str, args: list[str]) -> dict[str, Any]:
-        said: dict[str, Any] = {"rank": rank, "boot": self.boot, "version": self.version, "taken": self.taken}
+        said: dict[str, Any] = {
+            "rank": rank,
+            "boot": self.boot,
+            "version": self.version,
+            "taken": self.taken,
+        }
         digest = hashlib.sha256(repr(sorted(self.held[rank].items())).encode()).hexdigest()
         if method == "hrm_take_weights":
             if rank == 0:
@@ -109,12 +132,23 @@ class FleetStub(VllmStub):
         elif method == "hrm_differing_weights":
             wanted = _share(args[0], rank)
             unknown = ["all: this kernel"] if "unknown" in self.faults else []
-            differing = [] if unknown else [name for name, each in wanted.items() if self.held[rank].get(name) != each]
-            said |= {"differing": differing, "unknown": unknown, "compared": len(wanted), "digest": digest}
+            differing = (
+                []
+                if unknown
+                else [name for name, each in wanted.items() if self.held[rank].get(name) != each]
+            )
+            said |= {
+                "differing": differing,
+                "unknown": unknown,
+                "compared": len(wanted),
+                "digest": digest,
+            }
         elif method == "hrm_watch":
             if rank == 0:
                 self._tokens = {name: count + self.counts for name, count in self._tokens.items()}
-                said["requests"] = {f"cmpl-{name}-0-0a1b2c3d": count for name, count in self._tokens.items()}
+                said["requests"] = {
+                    f"cmpl-{name}-0-0a1b2c3d": count for name, count in self._tokens.items()
+                }
             said |= {"digest": digest} if args else {}
         return said
 
@@ -153,8 +187,14 @@ class FleetStub(VllmStub):
 def _share(source: str, worker: int) -> dict[str, str]:
     """Digests of a worker's half of each tensor of a file."""
     tensors: dict[str, Tensor] = load_file(source)
-    parts = {name: tensor.chunk(WORKERS)[worker % len(tensor.chunk(WORKERS))] for name, tensor in tensors.items()}
-    return {name: hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest() for name, part in parts.items()}
+    parts = {
+        name: tensor.chunk(WORKERS)[worker % len(tensor.chunk(WORKERS))]
+        for name, tensor in tensors.items()
+    }
+    return {
+        name: hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()
+        for name, part in parts.items()
+    }
 
 
 @contextmanager
@@ -170,7 +210,19 @@ def opened_on_stubs(
 
     with ExitStack() as stack:
         urls = tuple(f"vllm:{stack.enter_context(stub).url}" for stub in stubs)
-        given: dict[str, Any] = {"servers": urls, "tokenizer": policy, "weights": folder, "patience": 30.0, **options}
-        fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), FleetOptions(run=folder, **given), scheduler, score)
+        given: dict[str, Any] = {
+            "servers": urls,
+            "tokenizer": policy,
+            "weights": folder,
+            "patience": 30.0,
+            **options,
+        }
+        fleet = EngineFleet(
+            "fleet",
+            ChatTemplateCodec(tokenizer),
+            FleetOptions(run=folder, **given),
+            scheduler,
+            score,
+        )
         stack.callback(fleet.close)
         yield fleet

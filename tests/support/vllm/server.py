@@ -1,4 +1,5 @@
-"""A vLLM server of the tests' own: on the loopback, on a free port, with the small policy in float32, without a GPU.
+"""A vLLM server of the tests' own: on the loopback, on a free port, with the small policy in
+float32, without a GPU.
 
 It goes down with the tests, whatever ends them: the kernel tells it when its parent dies.
 """
@@ -20,7 +21,9 @@ from tests.support.postgres import free_port
 __all__ = ["MISSING", "OPTIONS", "VllmServer", "find_python"]
 
 PROJECT = Path(__file__).parents[3]
-MISSING = "The vLLM server of the tests is not installed: run `make vllm`, or tests/support/vllm/install."
+MISSING = (
+    "The vLLM server of the tests is not installed: run `make vllm`, or tests/support/vllm/install."
+)
 _START_SECONDS = 600.0
 OPTIONS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
@@ -39,9 +42,13 @@ def find_python() -> Path | None:
 
 
 class VllmServer:
-    """Started at once, and ready when the constructor returns. Raises `RuntimeError` with the end of its log."""
+    """Started at once, and ready when the constructor returns. Raises `RuntimeError` with the end
+    of its log.
+    """
 
-    def __init__(self, python: Path, model: str, folder: Path, *options: str, path: str = "") -> None:
+    def __init__(
+        self, python: Path, model: str, folder: Path, *options: str, path: str = ""
+    ) -> None:
         """`path`: of the server, for modules that it is to find."""
         self.port = free_port()
         self._log = folder / "vllm.log"
@@ -64,7 +71,8 @@ class VllmServer:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*map(str, command), *OPTIONS, *options],
-                env=_environment(python) | ({"PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"} if path else {}),
+                env=_environment(python)
+                | ({"PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"} if path else {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -105,8 +113,14 @@ class VllmServer:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Python may write bytecode: the server is three processes, each of which reads thousands of modules."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM_", "PYTEST_"))}
+    """Python may write bytecode: the server is three processes, each of which reads thousands of
+    modules.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VLLM_", "PYTEST_"))
+    }
     return kept | {
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

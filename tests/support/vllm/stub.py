@@ -25,11 +25,17 @@ def logprob(token: int) -> float:
 
 
 class VllmStub:
-    """`answer` gives the token ids to a request's body; each of `next` answers one request in its place."""
+    """`answer` gives the token ids to a request's body; each of `next` answers one request in its
+    place.
+    """
 
-    def __init__(self, answer: Answer = lambda _: [*b"ok", END], *, key: str = "", mode: str = "raw_logprobs") -> None:
+    def __init__(
+        self, answer: Answer = lambda _: [*b"ok", END], *, key: str = "", mode: str = "raw_logprobs"
+    ) -> None:
         self.answer, self.key, self.mode = answer, key, mode
-        self.models: list[dict[str, Any]] = [{"id": "served", "root": "no/such-folder", "max_model_len": 4096}]
+        self.models: list[dict[str, Any]] = [
+            {"id": "served", "root": "no/such-folder", "max_model_len": 4096}
+        ]
         self.next: deque[Misbehaviour] = deque()
         self.bodies: list[dict[str, Any]] = []
         """Every request for a completion that got through."""
@@ -44,7 +50,9 @@ class VllmStub:
         self._loop = BackgroundLoop("vllm stub")
         self._runner: Any = None
         self._place = socket.socket()
-        """Keeps the port for this server while it is stopped: nobody else is given it, and nobody answers there."""
+        """Keeps the port for this server while it is stopped: nobody else is given it, and nobody
+        answers there.
+        """
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._place.bind(("127.0.0.1", 0))
         self.port: int = self._place.getsockname()[1]
@@ -108,7 +116,9 @@ class VllmStub:
         try:
             while self.most_busy < self.together:
                 await asyncio.sleep(0.01)
-            return await (self.next.popleft()(request, body) if self.next else self._answered(request, body))
+            return await (
+                self.next.popleft()(request, body) if self.next else self._answered(request, body)
+            )
         except (asyncio.CancelledError, ConnectionError):
             self.hung_up += 1
             raise
@@ -116,11 +126,15 @@ class VllmStub:
             self.busy -= 1
 
     def _probed(self) -> dict[str, Any]:
-        first, top = {"raw_logprobs": (-4.0, -0.5), "processed_logprobs": (0.0, 0.0), "raw_logits": (-4.0, 9.0)}[
-            self.mode
-        ]
+        first, top = {
+            "raw_logprobs": (-4.0, -0.5),
+            "processed_logprobs": (0.0, 0.0),
+            "raw_logits": (-4.0, 9.0),
+        }[self.mode]
         said = {"token_logprobs": [first], "top_logprobs": [{"a": first, "b": top}]}
-        return {"choices": [{"index": 0, "token_ids": [0], "logprobs": said, "finish_reason": "length"}]}
+        return {
+            "choices": [{"index": 0, "token_ids": [0], "logprobs": said, "finish_reason": "length"}]
+        }
 
     async def _answered(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         tokens = list(self.answer(body))
@@ -128,20 +142,32 @@ class VllmStub:
         tokens = tokens[: body["max_tokens"]]
         if not body.get("stream"):
             await asyncio.sleep(self.seconds * len(tokens))
-            return web.json_response({"choices": [choice(tokens, prompt=body["prompt"], reason=reason)]})
+            return web.json_response(
+                {"choices": [choice(tokens, prompt=body["prompt"], reason=reason)]}
+            )
         response = await open_stream(request)
         for i, token in enumerate(tokens):
             last = i == len(tokens) - 1
-            piece = choice([token], prompt=None if i else body["prompt"], reason=reason if last else None)
+            piece = choice(
+                [token], prompt=None if i else body["prompt"], reason=reason if last else None
+            )
             await response.write(event({"choices": [piece]}))
             await asyncio.sleep(self.seconds)
         await response.write(b"data: [DONE]\n\n")
         return response
 
 
-def choice(tokens: Sequence[int], *, prompt: Any = None, reason: str | None = "stop", **other: Any) -> dict[str, Any]:
+def choice(
+    tokens: Sequence[int], *, prompt: Any = None, reason: str | None = "stop", **other: Any
+) -> dict[str, Any]:
     said = {"token_logprobs": [logprob(token) for token in tokens], "tokens": ["?"] * len(tokens)}
-    made = {"index": 0, "text": "?" * len(tokens), "token_ids": list(tokens), "logprobs": said, "finish_reason": reason}
+    made = {
+        "index": 0,
+        "text": "?" * len(tokens),
+        "token_ids": list(tokens),
+        "logprobs": said,
+        "finish_reason": reason,
+    }
     return {**made, "prompt_token_ids": prompt, **other}
 
 

@@ -1,6 +1,7 @@
 """A worker of a server, without the server: takes what is offered on its input, and says what came.
 
-python weights_receiver.py RANK {takes,dies,stops}, with the extension's folder on its path, as in a server.
+python weights_receiver.py RANK {takes,dies,stops}, with the extension's folder on its path, as in a
+server.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Runs a command in a virtual machine of its own, whose root is this machine's, read-only, below a layer in memory.
+"""Runs a command in a virtual machine of its own, whose root is this machine's, read-only, below a
+layer in memory.
 
     python -m tests.support.vm python -m pytest -q tests/environment/local/test_cgroup.py
     python -m tests.support.vm --user --suite bookworm hrm-agent doctor environment
 
-For what a machine that people work on should not have done to it: the command's process is in a cgroup (version 2)
-that was delegated to it. Needs root, `apt-get install qemu-system-x86 busybox-static`, and a Debian mirror, from which
-the kernel comes, once. The command is run in the current folder, with this interpreter's folder first in PATH; the
+For what a machine that people work on should not have done to it: the command's process is in a
+cgroup (version 2) that was delegated to it. Needs root,
+`apt-get install qemu-system-x86 busybox-static`, and a Debian mirror, from which the kernel comes,
+once. The command is run in the current folder, with this interpreter's folder first in PATH; the
 guest's /tmp is its own.
 """
 
@@ -34,9 +36,18 @@ ORDINARY_USER = 1000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.vm", description=__doc__)
     parser.add_argument("--user", action="store_true", help="as an ordinary user, not as root")
-    parser.add_argument("--emulate", action="store_true", help="where /dev/kvm is missing, or runs no plain kernel")
-    parser.add_argument("--suite", choices=SUITES, default="trixie", help="whose kernel [trixie: Linux 6.12]")
-    parser.add_argument("--kernels", type=Path, default=Path("~/.cache/hrm-agent/vm"), help="folder to keep kernels in")
+    parser.add_argument(
+        "--emulate", action="store_true", help="where /dev/kvm is missing, or runs no plain kernel"
+    )
+    parser.add_argument(
+        "--suite", choices=SUITES, default="trixie", help="whose kernel [trixie: Linux 6.12]"
+    )
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        default=Path("~/.cache/hrm-agent/vm"),
+        help="folder to keep kernels in",
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="until it is ended [30]")
     parser.add_argument("--memory", default="6G", help="of the guest [6G]")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
@@ -46,14 +57,21 @@ def main() -> int:
     ramdisk = folder / f"initramfs-{os.getpid()}"
     ramdisk.write_bytes(initramfs(folder, arguments.words, ORDINARY_USER if arguments.user else 0))
     try:
-        return boot(machine(arguments.memory, emulate=arguments.emulate), kernel, ramdisk, arguments.minutes * 60)
+        return boot(
+            machine(arguments.memory, emulate=arguments.emulate),
+            kernel,
+            ramdisk,
+            arguments.minutes * 60,
+        )
     finally:
         ramdisk.unlink()
 
 
 def download(suite: str, folder: Path) -> Path:
     """The newest kernel of a suite, unpacked into `folder`. Returns its image."""
-    index = lzma.decompress(fetched(f"{MIRROR}/dists/{suite}/main/binary-amd64/Packages.xz")).decode()
+    index = lzma.decompress(
+        fetched(f"{MIRROR}/dists/{suite}/main/binary-amd64/Packages.xz")
+    ).decode()
     packages = {text.partition("\n")[0]: text for text in index.split("Package: ")}
     depends = re.search(r"^Depends: (\S+)", packages["linux-image-amd64"], re.MULTILINE)
     path = re.search(r"^Filename: (\S+)", packages[depends[1]], re.MULTILINE) if depends else None
@@ -92,18 +110,27 @@ def initramfs(folder: Path, words: list[str], owner: int) -> bytes:
 
 def command(words: list[str]) -> str:
     path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    variables = {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(Path.cwd()), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {
+        "PATH": path,
+        "HOME": "/tmp",
+        "PYTHONPATH": str(Path.cwd()),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return f"{exports}cd {shlex.quote(str(Path.cwd()))}\n{shlex.join(words)}\n"
 
 
 def archive(files: Mapping[str, bytes], links: set[str]) -> Iterator[bytes]:
     """In the kernel's format of cpio; `links`: names whose content is where they lead."""
-    folders = dict.fromkeys(str(parent) for name in files for parent in Path(name).parents if str(parent) != ".")
+    folders = dict.fromkeys(
+        str(parent) for name in files for parent in Path(name).parents if str(parent) != "."
+    )
     for name in sorted((*folders, "proc", "dev"), key=len):
         yield entry(name, stat.S_IFDIR | 0o755, b"")
     for name, content in files.items():
-        yield entry(name, (stat.S_IFLNK | 0o777) if name in links else (stat.S_IFREG | 0o755), content)
+        yield entry(
+            name, (stat.S_IFLNK | 0o777) if name in links else (stat.S_IFREG | 0o755), content
+        )
     yield entry("TRAILER!!!", 0, b"")
 
 
@@ -114,9 +141,23 @@ def entry(name: str, mode: int, content: bytes) -> bytes:
 
 
 def machine(memory: str, *, emulate: bool) -> list[str]:
-    kind = ["-accel", "tcg,thread=multi", "-cpu", "max"] if emulate else ["-accel", "kvm", "-cpu", "host"]
+    kind = (
+        ["-accel", "tcg,thread=multi", "-cpu", "max"]
+        if emulate
+        else ["-accel", "kvm", "-cpu", "host"]
+    )
     share = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
-    plain = ["-smp", "2", "-m", memory, "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"]
+    plain = [
+        "-smp",
+        "2",
+        "-m",
+        memory,
+        "-nographic",
+        "-no-reboot",
+        "-nodefaults",
+        "-serial",
+        "stdio",
+    ]
     return ["qemu-system-x86_64", *kind, *plain, "-virtfs", share]
 
 

@@ -1,4 +1,6 @@
-"""A server before a wiki, which misbehaves when it is told to, and otherwise passes on what the wiki says."""
+"""A server before a wiki, which misbehaves when it is told to, and otherwise passes on what the
+wiki says.
+"""
 
 from __future__ import annotations
 
@@ -50,16 +52,22 @@ class Proxy:
             self.at_once -= 1
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        async with ClientSession() as session, session.get(self._behind, params=request.query) as response:
+        async with (
+            ClientSession() as session,
+            session.get(self._behind, params=request.query) as response,
+        ):
             kind = response.headers["Content-Type"]
-            return web.Response(body=await response.read(), status=response.status, headers={"Content-Type": kind})
+            return web.Response(
+                body=await response.read(), status=response.status, headers={"Content-Type": kind}
+            )
 
 
 @contextmanager
 def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
     """On a free port of the loopback, in a thread of its own.
 
-    Clients know nothing of an earlier proxy, which may have had the same port and asked to be left alone for an hour.
+    Clients know nothing of an earlier proxy, which may have had the same port and asked to be left
+    alone for an hour.
     """
     loop = BackgroundLoop("wiki proxy")
     runner: web.AppRunner
@@ -101,7 +109,9 @@ async def silence(request: web.Request) -> web.StreamResponse:
 
 async def dies(request: web.Request) -> web.StreamResponse:
     """The connection ends in the middle of the body."""
-    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    response = web.StreamResponse(
+        headers={"Content-Length": "1000", "Content-Type": "application/json"}
+    )
     await response.prepare(request)
     await response.write(b'{"query": ')
     assert request.transport is not None

@@ -1,8 +1,9 @@
 """A MediaWiki of the tests' own: Debian's, on SQLite, with the pages of `tests.support.wiki.pages`.
 
-It is installed once for all processes of a test session, into their common folder, which takes about four seconds, and
-copied and served by each that asks for it: on a free port of the loopback, by the web server of the PHP interpreter, as
-whoever runs the tests. A server goes down with the thread that started it, whatever ends that.
+It is installed once for all processes of a test session, into their common folder, which takes
+about four seconds, and copied and served by each that asks for it: on a free port of the loopback,
+by the web server of the PHP interpreter, as whoever runs the tests. A server goes down with the
+thread that started it, whatever ends that.
 
     python -m tests.support.wiki        says what to install, if there is no MediaWiki on this machine
 """
@@ -57,7 +58,9 @@ class WikiServer:
     """A wiki that is served until `stop`. `edit` changes it for nobody else."""
 
     def __init__(self, folder: Path, common: Path) -> None:
-        """`folder`: of this server, not there yet. `common`: of all processes of this test session."""
+        """`folder`: of this server, not there yet. `common`:
+        of all processes of this test session.
+        """
         if not find_wiki():
             raise RuntimeError(MISSING)
         shutil.copytree(_installed(common), folder)
@@ -90,7 +93,9 @@ class WikiServer:
             if self._answers():
                 return
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"MediaWiki did not start:\n{(self._folder / 'log').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"MediaWiki did not start:\n{(self._folder / 'log').read_text()[-2000:]}"
+                )
             time.sleep(0.02)
 
     def _answers(self) -> bool:
@@ -126,7 +131,13 @@ def _install(folder: Path) -> None:
     with (folder / "LocalSettings.php").open("a") as settings:
         settings.write(_SETTINGS)
     (folder / "dump.xml").write_text(as_dump(), encoding="utf-8")
-    _php("importDump.php", "--quiet", "--no-updates", str(folder / "dump.xml"), environment=environment)
+    _php(
+        "importDump.php",
+        "--quiet",
+        "--no-updates",
+        str(folder / "dump.xml"),
+        environment=environment,
+    )
     _php("rebuildtextindex.php", "--quiet", environment=environment)
     _php("initSiteStats.php", "--quiet", "--update", environment=environment)
 
@@ -139,6 +150,8 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
 
 def _php(script: str, *words: str, environment: dict[str, str], given: str = "") -> None:
     command = ["php", str(_HOME / "maintenance" / script), *words]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, env=environment, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{script} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -1,4 +1,6 @@
-"""Answers on disk: of one wiki, only whole ones, shared by processes, and no way in for who else may write there."""
+"""Answers on disk: of one wiki, only whole ones, shared by processes, and no way in for who else
+may write there.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def test_old_answers_are_asked_for_again(proxy: Proxy, tmp_path: Path) -> None:
 
 async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hrm_agent.tools.mediawiki.cache._MAX_BYTES", 500_000)
-    cache, rows = AnswerCache(tmp_path, seconds=60.0), [{"noise": os.urandom(20_000).hex()} for _ in range(60)]
+    cache, rows = (
+        AnswerCache(tmp_path, seconds=60.0),
+        [{"noise": os.urandom(20_000).hex()} for _ in range(60)],
+    )
     for number, row in enumerate(rows):
         await cache.set(f"key {number}", row)
     assert await cache.get("key 59") == rows[59] and await cache.get("key 0") is None
@@ -84,7 +89,10 @@ def test_processes_share_it(proxy: Proxy, tmp_path: Path) -> None:
     assert [process.returncode for process in running] == [0] * 2
     asked = len(proxy.asked)
     assert 6 <= asked <= 12
-    assert open_wiki(proxy.url, AGENT, str(tmp_path / "cache")).page("Blue whale").title == "Blue whale"
+    assert (
+        open_wiki(proxy.url, AGENT, str(tmp_path / "cache")).page("Blue whale").title
+        == "Blue whale"
+    )
     assert len(proxy.asked) == asked
 
 
@@ -100,7 +108,10 @@ class Bomb:
 
 @pytest.mark.parametrize("column", ["value", "key"])
 def test_what_others_put_there_is_not_run(proxy: Proxy, tmp_path: Path, column: str) -> None:
-    client, gone = MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"), tmp_path / "gone"
+    client, gone = (
+        MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"),
+        tmp_path / "gone",
+    )
     page = client.page("Vell")
     with sqlite3.connect(tmp_path / "cache" / "cache.db") as database:
         bomb = pickle.dumps(Bomb(gone))
@@ -113,7 +124,10 @@ def test_what_others_put_there_is_not_run(proxy: Proxy, tmp_path: Path, column: 
 
 
 def test_no_file_elsewhere_is_read_or_removed(proxy: Proxy, tmp_path: Path) -> None:
-    client, other = MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"), tmp_path / "other"
+    client, other = (
+        MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"),
+        tmp_path / "other",
+    )
     other.write_text("mine")
     page = client.page("Vell")
     with sqlite3.connect(tmp_path / "cache" / "cache.db") as database:
@@ -125,7 +139,9 @@ def test_no_file_elsewhere_is_read_or_removed(proxy: Proxy, tmp_path: Path) -> N
     assert other.read_text() == "mine"
 
 
-def test_a_damaged_cache_costs_no_answer(proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cache_costs_no_answer(
+    proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     client = MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path)
     page = client.page("Vell")
     with sqlite3.connect(tmp_path / "cache.db") as database:
@@ -140,7 +156,9 @@ def test_a_damaged_cache_costs_no_answer(proxy: Proxy, tmp_path: Path, caplog: p
 def test_folders_that_cannot_be_a_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "cache.db").write_text("no database, but something that is long enough to be one" * 99)
+    (tmp_path / "used" / "cache.db").write_text(
+        "no database, but something that is long enough to be one" * 99
+    )
     for name in ("file", "file/below", "used"):
         with pytest.raises(ConfigError, match="cannot hold the answers of a wiki"):
             open_wiki("en", AGENT, str(tmp_path / name))

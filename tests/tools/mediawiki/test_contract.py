@@ -17,11 +17,17 @@ from hrm_agent.trajectory import ToolStatus
 from tests.support.wiki.pages import PLAIN, as_folder
 
 TITLES = [title for title, text in PLAIN.items() if not text.startswith("#REDIRECT")]
-REDIRECTS = [("Tokyo", "東京"), ("Balaenoptera musculus", "Blue whale"), ("Sulphur-bottom", "Blue whale")]
+REDIRECTS = [
+    ("Tokyo", "東京"),
+    ("Balaenoptera musculus", "Blue whale"),
+    ("Sulphur-bottom", "Blue whale"),
+]
 
 
 @pytest.fixture(scope="module", params=["mediawiki", "local"])
-def wiki(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MediaWiki]:
+def wiki(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MediaWiki]:
     agent = "tests/1.0 (tests@example.org)"
     if request.param == "mediawiki":
         yield MediaWiki(request.getfixturevalue("wiki_server").url, user_agent=agent)
@@ -61,7 +67,9 @@ def test_a_search_looks_into_texts(wiki: MediaWiki) -> None:
     assert wiki.search("no such words anywhere") == []
 
 
-@pytest.mark.parametrize(("query", "title"), [("who was here?", "Who was here?"), ("tokyo", "東京")])
+@pytest.mark.parametrize(
+    ("query", "title"), [("who was here?", "Who was here?"), ("tokyo", "東京")]
+)
 def test_a_search_by_title(wiki: MediaWiki, query: str, title: str) -> None:
     """By words of the text, or by the title itself where that finds nothing."""
     assert title in {found.title for found in wiki.search(query)}
@@ -72,14 +80,18 @@ def test_redirects_lead_to_the_page(wiki: MediaWiki, title: str, target: str) ->
     assert wiki.page(title) == wiki.page(target)
 
 
-@pytest.mark.parametrize(("title", "said"), [("Here", "in a circle"), ("Nowhere", "There is no page 'Nowhere'")])
+@pytest.mark.parametrize(
+    ("title", "said"), [("Here", "in a circle"), ("Nowhere", "There is no page 'Nowhere'")]
+)
 def test_redirects_that_lead_nowhere(wiki: MediaWiki, title: str, said: str) -> None:
     with pytest.raises(ToolFailure, match=said) as failure:
         wiki.page(title)
     assert failure.value.status is ToolStatus.ERROR
 
 
-@pytest.mark.parametrize("title", ["vell", " Vell\n", "Orrin_Lighthouse", " orrin\u3000 Lighthouse", "Zu\u0308rich"])
+@pytest.mark.parametrize(
+    "title", ["vell", " Vell\n", "Orrin_Lighthouse", " orrin\u3000 Lighthouse", "Zu\u0308rich"]
+)
 def test_titles_are_written_in_several_ways(wiki: MediaWiki, title: str) -> None:
     assert wiki.page(title).title in ("Vell", "Orrin Lighthouse", "Zürich")
 
@@ -137,7 +149,9 @@ def test_sections_and_passages_are_stretches_of_the_text(wiki: MediaWiki) -> Non
     both = page.passage("built engineer lamp", size=400)
     assert both.text.startswith("The Orrin") and both.text.endswith("in Zürich.")
     cut = page.passage("engineer whale", size=80)
-    assert cut.text == page.text[cut.start : cut.end] and {"engineer", "whale"} <= set(cut.text.split())
+    assert cut.text == page.text[cut.start : cut.end] and {"engineer", "whale"} <= set(
+        cut.text.split()
+    )
     assert len(cut.text) < 120 and cut.text.strip() == cut.text
     assert page.passage("zebra", size=50).start == 0
     unspaced = Page("東京", "", 1, "あ" * 500 + "首都" + "い" * 500).passage("日本の首都", size=20)
@@ -149,7 +163,12 @@ def test_a_model_searches_and_reads(wiki: MediaWiki) -> None:
     assert search.invoke({"query": "limmat"}).startswith("Zürich <http://127.0.0.1:")
     assert search.invoke({"query": "zebra"}) == "No page has these words."
     page = wiki.page("Orrin Lighthouse")
-    call = {"type": "tool_call", "name": "wiki_page", "id": "1", "args": {"title": "orrin Lighthouse", "start": 60}}
+    call = {
+        "type": "tool_call",
+        "name": "wiki_page",
+        "id": "1",
+        "args": {"title": "orrin Lighthouse", "start": 60},
+    }
     answer = read.invoke(call)
     assert answer.artifact == {
         "title": page.title, "url": page.permanent_url, "revision": page.revision, "start": 60, "end": 180
@@ -157,7 +176,12 @@ def test_a_model_searches_and_reads(wiki: MediaWiki) -> None:
     assert answer.content.startswith(
         f"Orrin Lighthouse <{page.permanent_url}>\n\n{page.text[60:180]}\n\n[Characters 60"
     )
-    assert f"Lamp at {page.text.index('== Lamp')}" in answer.content and "Go on with start=180" in answer.content
+    assert (
+        f"Lamp at {page.text.index('== Lamp')}" in answer.content
+        and "Go on with start=180" in answer.content
+    )
     with pytest.raises(ToolFailure, match=f"has {len(page.text)} characters"):
         read.invoke({"title": "Orrin Lighthouse", "start": 10_000})
-    assert read.invoke({"title": "Empty page"}).endswith(f"oldid={wiki.page('Empty page').revision}>\n\n")
+    assert read.invoke({"title": "Empty page"}).endswith(
+        f"oldid={wiki.page('Empty page').revision}>\n\n"
+    )

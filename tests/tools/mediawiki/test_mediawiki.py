@@ -1,4 +1,6 @@
-"""What only a real MediaWiki shows: its markup, redirects and revisions, and that it is asked as it wants to be."""
+"""What only a real MediaWiki shows: its markup, redirects and revisions, and that it is asked as it
+wants to be.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from tests.tools.mediawiki.conftest import AGENT, Clock
 
 
 def test_text_is_what_a_reader_sees(wiki: MediaWiki) -> None:
-    assert wiki.page("Markup in words").text == (
-        "In HTML, <b> makes bold, &amp; an ampersand; café has an accent, and 5 km a space that keeps."
-        "\n'''not bold''' and {{no template}}"
+    assert (
+        wiki.page("Markup in words").text
+        == "In HTML, <b> makes bold, &amp; an ampersand; café has an accent, and 5 km a space that"
+        " keeps.\n'''not bold''' and {{no template}}"
     )
     heights = wiki.page("Heights").text
     assert heights.startswith("Heights of Vell: the Orrin Lighthouse has 41 metres.")
@@ -33,15 +36,22 @@ def test_tables_are_read_where_they_are_asked_for(wiki_server: WikiServer, wiki:
     whole = MediaWiki(wiki_server.url, user_agent=AGENT, tables=True)
     page = whole.page("Heights")
     assert "Tower\tMetres\nRope mill\t19" in page.text and "one, with a note[1]" in page.text
-    assert (page.title, page.permanent_url) == (wiki.page("Heights").title, wiki.page("Heights").permanent_url)
+    assert (page.title, page.permanent_url) == (
+        wiki.page("Heights").title,
+        wiki.page("Heights").permanent_url,
+    )
     extract, read = wiki.page("Orrin Lighthouse"), whole.page("Orrin Lighthouse")
-    assert [(one.title, one.level) for one in read.sections] == [(one.title, one.level) for one in extract.sections]
+    assert [(one.title, one.level) for one in read.sections] == [
+        (one.title, one.level) for one in extract.sections
+    ]
     assert read.text.split() == extract.text.split()
 
 
 def test_a_long_page_is_whole(wiki: MediaWiki) -> None:
     page = wiki.page("Chronicle of Vell")
-    assert len(page.sections) == 251 and page.sections[-1].title == "1949" and len(page.text) > 30_000
+    assert (
+        len(page.sections) == 251 and page.sections[-1].title == "1949" and len(page.text) > 30_000
+    )
     passage = page.passage("In the year 1913 the ferry", size=200)
     assert "In the year 1913 the ferry of Vell crossed" in passage.text and len(passage.text) < 300
     (found,) = wiki.search("fog ferrymen")
@@ -51,7 +61,11 @@ def test_a_long_page_is_whole(wiki: MediaWiki) -> None:
 @pytest.mark.parametrize(
     ("title", "status", "said"),
     [
-        ("Elsewhere", ToolStatus.ERROR, "of another wiki: 'https://en.wikipedia.org/wiki/Lighthouse'"),
+        (
+            "Elsewhere",
+            ToolStatus.ERROR,
+            "of another wiki: 'https://en.wikipedia.org/wiki/Lighthouse'",
+        ),
         ("Special:RecentChanges", ToolStatus.ERROR, "There is no page"),
         ("File:No such file.png", ToolStatus.ERROR, "There is no page"),
         ("<b>", ToolStatus.INVALID_CALL, 'invalid characters: "<"'),
@@ -74,7 +88,9 @@ def test_redirects_of_all_kinds(wiki: MediaWiki) -> None:
     assert [found.title for found in wiki.search("musculus")] == ["Blue whale"]
 
 
-def test_a_citation_stays_true_when_the_page_changes(wiki_server: WikiServer, tmp_path: Path) -> None:
+def test_a_citation_stays_true_when_the_page_changes(
+    wiki_server: WikiServer, tmp_path: Path
+) -> None:
     with_cache = open_wiki(wiki_server.url, AGENT, str(tmp_path))
     wiki_server.edit("Ferry", "The ferry is red.")
     before = with_cache.page("Ferry")
@@ -92,7 +108,9 @@ def test_a_citation_stays_true_when_the_page_changes(wiki_server: WikiServer, tm
 
 
 def test_what_a_wiki_says_is_text(wiki: MediaWiki) -> None:
-    """It reaches a model as the content of one message: control tokens in it are for the chat template to defuse."""
+    """It reaches a model as the content of one message: control tokens in it are for the chat
+    template to defuse.
+    """
     page = wiki.page("Hostile page")
     assert FORGED in page.text and "<script>alert(1)</script>" in page.text
     search, _ = wiki.tools()
@@ -103,11 +121,15 @@ def test_what_a_wiki_says_is_text(wiki: MediaWiki) -> None:
 def test_a_wiki_that_is_behind_is_left_alone(
     wiki_server: WikiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own error for a lag, which is forced, asks for five seconds: all of this process waits for them."""
+    """Its own error for a lag, which is forced, asks for five seconds: all of this process waits
+    for them.
+    """
     eager = MediaWiki(wiki_server.url, user_agent=AGENT, attempts=1)
     with monkeypatch.context() as lagging:
         lagging.setattr("hrm_agent.tools.mediawiki.transport._LAG_SECONDS", -5)
-        with pytest.raises(ToolFailure, match=r"busy \(maxlag\).*It asks for a pause of 5 s") as failure:
+        with pytest.raises(
+            ToolFailure, match=r"busy \(maxlag\).*It asks for a pause of 5 s"
+        ) as failure:
             eager.page("Vell")
     assert failure.value.status is ToolStatus.INFRASTRUCTURE
     with pytest.raises(ToolFailure, match=r"left alone for another 5 s"):

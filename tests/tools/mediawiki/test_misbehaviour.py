@@ -1,4 +1,6 @@
-"""A wiki, or what is before it, that errs, dies, lies and dawdles: typed failures, clear words, and nothing hangs."""
+"""A wiki, or what is before it, that errs, dies, lies and dawdles: typed failures, clear words, and
+nothing hangs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from hrm_agent.trajectory import ToolStatus
 from tests.support.wiki.proxy import Answer, Proxy, dies, says, serving, silence
 from tests.tools.mediawiki.conftest import AGENT, Clock
 
-INFRASTRUCTURE, INVALID, DENIED = ToolStatus.INFRASTRUCTURE, ToolStatus.INVALID_CALL, ToolStatus.DENIED
+INFRASTRUCTURE, INVALID, DENIED = (
+    ToolStatus.INFRASTRUCTURE,
+    ToolStatus.INVALID_CALL,
+    ToolStatus.DENIED,
+)
 
 
 @pytest.fixture
@@ -57,7 +63,9 @@ def writes(*pieces: bytes, **headers: str) -> Answer:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         kind = {"Content-Type": "application/json", "Connection": "close"}
-        response = web.StreamResponse(headers=kind | {name.replace("_", "-"): value for name, value in headers.items()})
+        response = web.StreamResponse(
+            headers=kind | {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         await response.prepare(request)
         for piece in pieces:
             await response.write(piece)
@@ -76,7 +84,12 @@ async def in_html(request: web.Request) -> web.StreamResponse:
     [
         (dies, INFRASTRUCTURE, "cannot be reached", 2),
         (writes(b'{"query": {"pa'), INFRASTRUCTURE, "broke off in the middle", 2),
-        (writes(gzip.compress(b"{}" * 999)[:-20], Content_Encoding="gzip"), INFRASTRUCTURE, "broke off", 2),
+        (
+            writes(gzip.compress(b"{}" * 999)[:-20], Content_Encoding="gzip"),
+            INFRASTRUCTURE,
+            "broke off",
+            2,
+        ),
         (writes(b"no gzip", Content_Encoding="gzip"), INFRASTRUCTURE, "cannot be unpacked", 2),
         (writes(b"{}", Content_Encoding="br"), INFRASTRUCTURE, "packed as 'br'", 1),
         (in_html, INFRASTRUCTURE, "no API of a MediaWiki (HTTP 200, text/html)", 1),
@@ -108,7 +121,9 @@ def test_failures_are_typed(
     assert said in str(failure)
 
 
-@pytest.mark.parametrize("answer", [dies, says(500), says(503, {"Retry-After": "0"}), writes(b'{"query": ')])
+@pytest.mark.parametrize(
+    "answer", [dies, says(500), says(503, {"Retry-After": "0"}), writes(b'{"query": ')]
+)
 def test_what_passes_is_tried_again(proxy: Proxy, client: MediaWiki, answer: Answer) -> None:
     proxy.answers = [answer]
     assert client.page("Vell").title == "Vell"
@@ -129,7 +144,9 @@ def in_a_minute() -> str:
         (lambda: error("ratelimited", **{"Retry-After": "7"}), 7),
     ],
 )
-def test_retry_after_is_obeyed(proxy: Proxy, client: MediaWiki, clock: Clock, answer: Any, seconds: int) -> None:
+def test_retry_after_is_obeyed(
+    proxy: Proxy, client: MediaWiki, clock: Clock, answer: Any, seconds: int
+) -> None:
     """And a little more, so that those who were sent away together do not come back together."""
     proxy.answers = [answer()]
     assert client.page("Vell").title == "Vell"
@@ -160,9 +177,12 @@ async def drips(request: web.Request) -> web.StreamResponse:
 @pytest.mark.parametrize("answer", [silence, drips])
 def test_nothing_outlasts_its_time(proxy: Proxy, answer: Answer) -> None:
     proxy.always = answer
-    failure = failure_of(MediaWiki(proxy.url, user_agent=AGENT, timeout=0.2, attempts=9, patience=0.7))
+    failure = failure_of(
+        MediaWiki(proxy.url, user_agent=AGENT, timeout=0.2, attempts=9, patience=0.7)
+    )
     assert failure.status is ToolStatus.INFRASTRUCTURE
-    # Its own time ended it, for one request or for all; the answers would end otherwise, after half a minute.
+    # Its own time ended it, for one request or for all; the answers would end otherwise, after half
+    # a minute.
     assert re.search("gave no answer in|had no time within", str(failure))
 
 
@@ -180,7 +200,10 @@ def test_a_page_of_100_megabytes_is_cut_off(proxy: Proxy, client: MediaWiki, pac
     ("location", "said"),
     [
         ("/api.php?again", "in a circle"),
-        ("https://example.org/w/api.php", "elsewhere, to 'https://example.org/w/api.php', which is not followed"),
+        (
+            "https://example.org/w/api.php",
+            "elsewhere, to 'https://example.org/w/api.php', which is not followed",
+        ),
         ("http://169.254.169.254/latest/meta-data/", "not followed"),
         ("http://127.0.0.1:22/", "not followed"),
         ("http://user:secret@127.0.0.1:22/", "not followed"),
@@ -189,10 +212,14 @@ def test_a_page_of_100_megabytes_is_cut_off(proxy: Proxy, client: MediaWiki, pac
         ("http://[", "not followed"),
     ],
 )
-def test_redirects_stay_on_the_host(proxy: Proxy, client: MediaWiki, location: str, said: str) -> None:
+def test_redirects_stay_on_the_host(
+    proxy: Proxy, client: MediaWiki, location: str, said: str
+) -> None:
     proxy.always = sends_to(location)
     failure = failure_of(client)
-    assert failure.status is INFRASTRUCTURE and said in str(failure) and "secret" not in str(failure)
+    assert (
+        failure.status is INFRASTRUCTURE and said in str(failure) and "secret" not in str(failure)
+    )
     assert len(proxy.asked) <= 6
 
 
@@ -219,12 +246,23 @@ def test_a_redirect_on_the_host_is_followed(proxy: Proxy, client: MediaWiki) -> 
     ],
     ids=lambda changed: f"{next(iter(changed))}={str(next(iter(changed.values())))[:20]!a}",
 )
-def test_what_a_wiki_says_of_a_page_is_checked(proxy: Proxy, client: MediaWiki, changed: dict[str, Any]) -> None:
-    page = {"pageid": 1, "title": "Vell", "lastrevid": 1, "canonicalurl": "http://x/Vell", "extract": "An island."}
+def test_what_a_wiki_says_of_a_page_is_checked(
+    proxy: Proxy, client: MediaWiki, changed: dict[str, Any]
+) -> None:
+    page = {
+        "pageid": 1,
+        "title": "Vell",
+        "lastrevid": 1,
+        "canonicalurl": "http://x/Vell",
+        "extract": "An island.",
+    }
     proxy.answers = [says(query={"pages": [page]}), says(query={"pages": [page | changed]})]
     assert client.page("Vell").text == "An island."
     failure = failure_of(client)
-    assert failure.status is INFRASTRUCTURE and "answers as no MediaWiki does: query.pages.0" in str(failure)
+    assert (
+        failure.status is INFRASTRUCTURE
+        and "answers as no MediaWiki does: query.pages.0" in str(failure)
+    )
 
 
 def test_a_search_that_lies(proxy: Proxy, client: MediaWiki) -> None:
@@ -242,7 +280,13 @@ def test_a_search_that_lies(proxy: Proxy, client: MediaWiki) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["== a" + " " * 999_999 + "b", "=" * 999_999, "a b " * 99_999, "\n== x ==" * 20_000, "== " + "x" * 999_999],
+    [
+        "== a" + " " * 999_999 + "b",
+        "=" * 999_999,
+        "a b " * 99_999,
+        "\n== x ==" * 20_000,
+        "== " + "x" * 999_999,
+    ],
     ids=["spaces", "signs", "words", "headings", "one word"],
 )
 def test_a_long_text_is_worked_through_once(text: str) -> None:
@@ -252,7 +296,9 @@ def test_a_long_text_is_worked_through_once(text: str) -> None:
     assert time.process_time() - begun < 60, "again for each place, it would be hours"
 
 
-def test_html_of_unfinished_headings_is_worked_through_once(proxy: Proxy, client: MediaWiki) -> None:
+def test_html_of_unfinished_headings_is_worked_through_once(
+    proxy: Proxy, client: MediaWiki
+) -> None:
     page = {"pageid": 1, "title": "Vell", "lastrevid": 1, "canonicalurl": "http://x/Vell"}
     proxy.answers = [says(query={"pages": [page]}), says(parse={"text": "<h2 " * 500_000})]
     begun = time.process_time()
@@ -262,12 +308,16 @@ def test_html_of_unfinished_headings_is_worked_through_once(proxy: Proxy, client
 
 def test_an_answer_in_parts_without_end(proxy: Proxy, client: MediaWiki) -> None:
     page = {"pageid": 1, "title": "Vell", "lastrevid": 1, "canonicalurl": "http://x/Vell"}
-    proxy.always = says(query={"pages": [page]}, **{"continue": {"excontinue": 1, "continue": "||info"}})
+    proxy.always = says(
+        query={"pages": [page]}, **{"continue": {"excontinue": 1, "continue": "||info"}}
+    )
     assert failure_of(client).status is INFRASTRUCTURE
     assert len(proxy.asked) < 20
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api.php", "http://no-such-host.invalid/api.php"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/api.php", "http://no-such-host.invalid/api.php"]
+)
 def test_nobody_there(url: str) -> None:
     failure = failure_of(MediaWiki(url, user_agent=AGENT, attempts=1))
     assert failure.status is INFRASTRUCTURE and f"{url} cannot be reached: " in str(failure)
@@ -291,7 +341,9 @@ def self_signed(file: Path) -> ssl.SSLContext:
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
+        )
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -343,7 +395,9 @@ async def test_who_is_cancelled_gives_up_his_place(proxy: Proxy) -> None:
     await wait_until(lambda: len(proxy.asked) == 3)
     for task in hanging:
         task.cancel()
-    assert {type(end) for end in await asyncio.gather(*hanging, return_exceptions=True)} == {asyncio.CancelledError}
+    assert {type(end) for end in await asyncio.gather(*hanging, return_exceptions=True)} == {
+        asyncio.CancelledError
+    }
     pages = await asyncio.wait_for(asyncio.gather(*(client.apage("Vell") for _ in range(3))), 60)
     assert [page.title for page in pages] == ["Vell"] * 3
 
@@ -369,8 +423,16 @@ def test_a_wiki_is_asked_again_after_it_was_closed(client: MediaWiki) -> None:
 
 def test_an_answer_keeps_its_shape(proxy: Proxy, client: MediaWiki) -> None:
     """A wiki without TextExtracts: the page's HTML is read, headings marked as in an extract."""
-    page = {"pageid": 1, "title": "Vell", "lastrevid": 1, "canonicalurl": "http://x/index.php?title=Vell"}
-    html = "<div><style>p {}</style><p>An <b>island</b>.</p><h2 id=a>Name</h2><p>Old.</p><h3>Of it</h3></div>"
+    page = {
+        "pageid": 1,
+        "title": "Vell",
+        "lastrevid": 1,
+        "canonicalurl": "http://x/index.php?title=Vell",
+    }
+    html = (
+        "<div><style>p {}</style><p>An <b>island</b>.</p><h2 id=a>Name</h2><p>Old.</p><h3>Of"
+        " it</h3></div>"
+    )
     proxy.answers = [says(query={"pages": [page]}), says(parse={"text": html})]
     read = client.page("Vell")
     assert read.text == "An island.\n\n== Name ==\n\nOld.\n\n=== Of it ==="

@@ -26,7 +26,9 @@ def hidden(folder: Path) -> set[Path]:
     return set(folder.glob(".*"))
 
 
-def test_what_a_killed_analysis_left_is_taken_away_and_what_a_live_one_writes_is_not(tmp_path: Path) -> None:
+def test_what_a_killed_analysis_left_is_taken_away_and_what_a_live_one_writes_is_not(
+    tmp_path: Path,
+) -> None:
     folder, notes = tmp_path / "analysis", tmp_path / ".analysis-my_notes"
     notes.mkdir()
     (notes / "mine.txt").touch()
@@ -66,4 +68,8 @@ def test_the_folder_that_a_link_names_is_replaced(tmp_path: Path) -> None:
     link.symlink_to(there)
     with _whole(link) as part:
         (part / "report.json").write_text("new")
-    assert link.is_symlink() and (there / "report.json").read_text() == "new" and hidden(tmp_path) == set()
+    assert (
+        link.is_symlink()
+        and (there / "report.json").read_text() == "new"
+        and hidden(tmp_path) == set()
+    )

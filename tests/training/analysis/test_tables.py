@@ -16,7 +16,10 @@ from hrm_agent.training.analysis.selection import drop_rows, selected_shares
 @pytest.mark.parametrize(
     ("stderr", "name"),
     [
-        ("  File \"<snippet>\", line 1\n    (1\n    ^\nSyntaxError: '(' was never closed\n", "SyntaxError"),
+        (
+            "  File \"<snippet>\", line 1\n    (1\n    ^\nSyntaxError: '(' was never closed\n",
+            "SyntaxError",
+        ),
         ("Traceback ...\njson.decoder.JSONDecodeError: Expecting value\n\n", "JSONDecodeError"),
         ("AssertionError", "AssertionError"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
@@ -51,7 +54,11 @@ def facts(tokens: int | None, *, correct: bool, **changes: Any) -> RolloutFacts:
 
 
 def test_lengths_of_equal_size_are_in_one_bin() -> None:
-    found = [facts(30, correct=True)] * 6 + [facts(5, correct=False)] * 3 + [facts(n, correct=n > 50) for n in (40, 60)]
+    found = (
+        [facts(30, correct=True)] * 6
+        + [facts(5, correct=False)] * 3
+        + [facts(n, correct=n > 50) for n in (40, 60)]
+    )
     found += [facts(None, correct=True), facts(7, correct=True, scored=False)]
     bins = length_bins(found, 4)
     assert [(each.least, each.most, each.rollouts, each.accuracy) for each in bins] == [
@@ -61,7 +68,10 @@ def test_lengths_of_equal_size_are_in_one_bin() -> None:
     ]
     assert all(low <= each.accuracy <= high for each in bins for low, high in [each.interval])
     (row,) = length_rows(found)
-    assert (row.correct, row.wrong) == (pytest.approx((30 * 6 + 60) / 7), pytest.approx((15 + 40) / 4))
+    assert (row.correct, row.wrong) == (
+        pytest.approx((30 * 6 + 60) / 7),
+        pytest.approx((15 + 40) / 4),
+    )
     assert length_bins([]) == []
 
 
@@ -74,7 +84,9 @@ def test_what_was_kept_is_held_against_its_own_groups() -> None:
         facts(50, correct=True, verdict="group_rejected", drop_reason="equal_rewards"),
         facts(60, correct=True),
     ]
-    shares = {each.measure: (each.all, each.in_groups, each.kept) for each in selected_shares(found)}
+    shares = {
+        each.measure: (each.all, each.in_groups, each.kept) for each in selected_shares(found)
+    }
     assert shares["rollouts"] == (5, 3, 2)
     assert shares["correct"] == (0.8, pytest.approx(2 / 3), 0.5)
     assert shares["tool error, among the correct"] == (0.25, 0.5, 0.0)
@@ -87,9 +99,13 @@ def test_what_was_kept_is_held_against_its_own_groups() -> None:
 def test_classes_are_counted_by_call_and_by_correct_rollout() -> None:
     def erred(*lines: str, correct: bool) -> RolloutFacts:
         named = tuple((error_class(line), line) for line in lines)
-        return facts(1, correct=correct, errors=Counter(name for name, _ in named), error_examples=named)
+        return facts(
+            1, correct=correct, errors=Counter(name for name, _ in named), error_examples=named
+        )
 
-    found = error_classes([erred("A: 1", "A: 2", correct=True), erred("A: 2", "B: 3", correct=False)])
+    found = error_classes(
+        [erred("A: 1", "A: 2", correct=True), erred("A: 2", "B: 3", correct=False)]
+    )
     assert [(each.name, each.calls, each.correct_rollouts, each.example) for each in found] == [
         ("A", 3, 1, "A: 2"),
         ("B", 1, 0, "B: 3"),

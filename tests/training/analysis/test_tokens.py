@@ -1,4 +1,6 @@
-"""Entropies of recorded calls, the texts of their tokens, and which of them are forking and reflection tokens."""
+"""Entropies of recorded calls, the texts of their tokens, and which of them are forking and
+reflection tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def at_temperatures(trajectories: list[Trajectory]) -> list[Trajectory]:
         {"sampling": Sampling(temperature=1.3, top_p=0.9), "logprob_kind": LogprobKind.SAMPLED},
     ]
     return [
-        t.model_copy(update={"calls": tuple(c.model_copy(update=kinds[n % 4]) for n, c in enumerate(t.calls, number))})
+        t.model_copy(
+            update={
+                "calls": tuple(
+                    c.model_copy(update=kinds[n % 4]) for n, c in enumerate(t.calls, number)
+                )
+            }
+        )
         for number, t in enumerate(trajectories)
     ]
 
@@ -38,7 +46,10 @@ def at_temperatures(trajectories: list[Trajectory]) -> list[Trajectory]:
 def test_each_token_of_each_call_has_the_entropy_of_its_own_prefix() -> None:
     model = tiny_model()
     wanted = at_temperatures([*tool_loops(0), *four_roles(1)])
-    found = {each.call_id: each for each in call_entropies(model, [(t, {call.id for call in t.calls}) for t in wanted])}
+    found = {
+        each.call_id: each
+        for each in call_entropies(model, [(t, {call.id for call in t.calls}) for t in wanted])
+    }
     assert found.keys() == {call.id for t in wanted for call in t.calls}
     for each in wanted:
         for call in each.calls:
@@ -46,7 +57,9 @@ def test_each_token_of_each_call_has_the_entropy_of_its_own_prefix() -> None:
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([tokens])).logits[0]
             got, start = found[call.id], len(tokens) - len(call.token_ids)
-            assert got.temperature == (call.sampled_with.temperature or 1.0), "of a greedy call at 1"
+            assert got.temperature == (call.sampled_with.temperature or 1.0), (
+                "of a greedy call at 1"
+            )
             for place, sampled in enumerate(call.mask):
                 if not sampled:
                     assert math.isnan(got.entropies[place])
@@ -59,13 +72,22 @@ def test_each_token_of_each_call_has_the_entropy_of_its_own_prefix() -> None:
                     continue
                 at = got.temperature if call.logprob_kind is LogprobKind.TEMPERED else 1.0
                 computed = float((before / at).log_softmax(-1)[call.token_ids[place]])
-                assert got.differences[place] == pytest.approx(abs(computed - call.logprobs[place]), abs=1e-4)
+                assert got.differences[place] == pytest.approx(
+                    abs(computed - call.logprobs[place]), abs=1e-4
+                )
 
 
 def test_a_call_is_told_by_the_responses_before_it() -> None:
-    calls = [sampled_call("a", [1, 2, 3], 1), sampled_call("b", [4, 5, 6], 1, "a"), sampled_call("c", [7, 8], 1, "b")]
+    calls = [
+        sampled_call("a", [1, 2, 3], 1),
+        sampled_call("b", [4, 5, 6], 1, "a"),
+        sampled_call("c", [7, 8], 1, "b"),
+    ]
     asking = [
-        each.model_copy(update={"response": {"content": "", "tool_calls": [{"id": f"t-{each.id}"}]}}) for each in calls
+        each.model_copy(
+            update={"response": {"content": "", "tool_calls": [{"id": f"t-{each.id}"}]}}
+        )
+        for each in calls
     ]
     tools = (tool_call("t-a", ToolStatus.TIMEOUT), tool_call("t-b"))
     one = trajectory(calls=tuple(asking), tool_calls=tools)
@@ -83,7 +105,9 @@ def test_tokens_beyond_the_vocabulary_are_another_models() -> None:
         list(call_entropies(tiny_model(), [(one, {"a"})]))
 
 
-@pytest.mark.parametrize("text", ["<reason>6 * 7 ✓ déjà — 中文 🎉</reason>\n<answer>\\boxed{42}</answer>", "x", ""])
+@pytest.mark.parametrize(
+    "text", ["<reason>6 * 7 ✓ déjà — 中文 🎉</reason>\n<answer>\\boxed{42}</answer>", "x", ""]
+)
 def test_texts_of_tokens_are_the_text_of_the_whole(text: str, codec: ChatTemplateCodec) -> None:
     for reader in (codec, ByteCodec()):
         ids = reader.encode_answer(text)
@@ -97,7 +121,9 @@ def test_texts_of_tokens_are_the_text_of_the_whole(text: str, codec: ChatTemplat
 def call_of(name: str, values: list[float], after: str = "none") -> CallEntropy:
     """Two prompt tokens, then completion tokens of these entropies."""
     entropies = np.array([np.nan, np.nan, *values], np.float32)
-    return CallEntropy("t", name, tuple(range(len(entropies))), entropies, entropies, 1.0, after, ())  # type: ignore[arg-type]
+    return CallEntropy(
+        "t", name, tuple(range(len(entropies))), entropies, entropies, 1.0, after, ()
+    )  # type: ignore[arg-type]
 
 
 def test_marked_tokens_are_those_of_highest_entropy_and_stand_at_their_place() -> None:
@@ -106,7 +132,9 @@ def test_marked_tokens_are_those_of_highest_entropy_and_stand_at_their_place() -
         call_of("b", [0.1, 0.2, 1.5, 0.1, 0.1, 0.2], "error"),
         call_of("c", [1.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], "ok"),
     ]
-    texts = {each.call_id: [f"{each.call_id}{n}" for n in range(len(each.entropies))] for each in calls}
+    texts = {
+        each.call_id: [f"{each.call_id}{n}" for n in range(len(each.entropies))] for each in calls
+    }
     texts["a"][3] = texts["b"][4] = "wait"
     threshold = fork_threshold(calls, 0.15)
     assert [forking_indices(each, threshold) for each in calls] == [[3], [4], [2]]

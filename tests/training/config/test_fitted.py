@@ -1,4 +1,6 @@
-"""Defaults of a training by the model: rates by size and adapter, batches and steps by the data, and what is said."""
+"""Defaults of a training by the model: rates by size and adapter, batches and steps by the data,
+and what is said.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def rl(size: ModelSize = SMOLLM, **keys: Any) -> Fitted:
     return fit_grpo(GrpoConfig.of(**keys), facts(size))
 
 
-def sft(conversations: int | None = 32, size: ModelSize = SMOLLM, *, adapter: bool = False, **keys: Any) -> Fitted:
+def sft(
+    conversations: int | None = 32, size: ModelSize = SMOLLM, *, adapter: bool = False, **keys: Any
+) -> Fitted:
     return fit_sft(SftConfig(**keys), facts(size), adapter=adapter, conversations=conversations)
 
 
@@ -62,7 +66,12 @@ def test_a_pretrained_model_is_trained_by_the_rates_of_its_size(
 
 def test_the_built_in_policies_are_trained_as_ever_and_so_is_what_comes_of_them() -> None:
     small = facts_of("builtin:cold-start")
-    assert small.own == facts_of("builtin:trained").own == facts_of("builtin:roles-cold-start").own == SMALL_DEFAULTS
+    assert (
+        small.own
+        == facts_of("builtin:trained").own
+        == facts_of("builtin:roles-cold-start").own
+        == SMALL_DEFAULTS
+    )
     config = fit(GrpoConfig.of(lora_rank=4))
     figures = config.optim.learning_rate, config.max_tokens, config.loss.micro_batch_tokens
     assert figures == (5e-4, 256, 4096)
@@ -104,20 +113,38 @@ def test_what_is_given_is_taken_and_what_follows_follows_from_it() -> None:
 
 @pytest.mark.parametrize(
     ("size", "answer", "micro_batch"),
-    [(SMOLLM, 2048, 1024), (ModelSize(8 * BILLION, 1000, 20 << 20), 500, 512), (ModelSize(), 512, 4096)],
+    [
+        (SMOLLM, 2048, 1024),
+        (ModelSize(8 * BILLION, 1000, 20 << 20), 500, 512),
+        (ModelSize(), 512, 4096),
+    ],
 )
-def test_lengths_follow_from_context_and_size(size: ModelSize, answer: int, micro_batch: int) -> None:
+def test_lengths_follow_from_context_and_size(
+    size: ModelSize, answer: int, micro_batch: int
+) -> None:
     values = rl(size).values
     assert (values["max_tokens"], values["micro_batch_tokens"]) == (answer, micro_batch)
 
 
 def test_it_is_said_what_was_chosen_why_and_how_to_choose_otherwise() -> None:
     first, second = sft().lines
-    assert first == "Learning rate 2e-5: all 135 M weights of a pretrained model; --learning-rate sets another."
-    assert "16 conversations a step (--batch-size), 6 steps for 3 passes over 32 conversations (--steps)" in second
-    assert "1 conversation a step (--batch-size), 3 steps for 3 passes over 1 conversation (" in sft(1).lines[1]
+    assert (
+        first == "Learning rate 2e-5: all 135 M weights of a pretrained model; --learning-rate sets"
+        " another."
+    )
+    assert (
+        "16 conversations a step (--batch-size), 6 steps for 3 passes over 32 conversations"
+        " (--steps)" in second
+    )
+    assert (
+        "1 conversation a step (--batch-size), 3 steps for 3 passes over 1 conversation ("
+        in sft(1).lines[1]
+    )
     assert rl(lora_rank=8, max_tokens=9, micro_batch_tokens=9).lines == (
-        "Learning rate 5e-5: an adapter on the 135 M weights of a pretrained model; --learning-rate sets another.",
+        (
+            "Learning rate 5e-5: an adapter on the 135 M weights of a pretrained model;"
+            " --learning-rate sets another."
+        ),
     )
     own = fit_grpo(GrpoConfig(), facts_of("builtin:trained")).lines
     assert own[0] == "Learning rate 5e-4: the model brings it along; --learning-rate sets another."
@@ -127,9 +154,15 @@ def test_it_is_said_what_was_chosen_why_and_how_to_choose_otherwise() -> None:
 @pytest.mark.parametrize(
     ("fitted", "said"),
     [
-        (rl(learning_rate=5e-4), "5e-4 is 100 times the usual for this model, 5e-6: such steps can ruin a pretrained"),
+        (
+            rl(learning_rate=5e-4),
+            "5e-4 is 100 times the usual for this model, 5e-6: such steps can ruin a pretrained",
+        ),
         (rl(learning_rate=4e-4), ""),
-        (rl(learning_rate=5e-8), "5e-8 is 1/100 of the usual for this model, 5e-6: so small steps change next to"),
+        (
+            rl(learning_rate=5e-8),
+            "5e-8 is 1/100 of the usual for this model, 5e-6: so small steps change next to",
+        ),
         (rl(learning_rate=6e-8), ""),
         (rl(lora_rank=8, learning_rate=5e-4), ""),
         (sft(learning_rate=3e-3), "3e-3 is 150 times the usual for this model, 2e-5"),
@@ -144,7 +177,8 @@ def test_a_run_that_goes_on_takes_what_is_on_record() -> None:
     recorded = with_values(SftConfig(batch_size=4), sft(100, batch_size=4).values)
     again = with_recorded(SftConfig(batch_size=4, learning_rate=1e-5), recorded)
     assert again == recorded.model_copy(update={"learning_rate": 1e-5})
-    before = GrpoConfig.of(learning_rate=5e-4, max_tokens=256, micro_batch_tokens=4096)  # of an earlier version
+    # of an earlier version
+    before = GrpoConfig.of(learning_rate=5e-4, max_tokens=256, micro_batch_tokens=4096)
     assert with_recorded(GrpoConfig(), before) == before
 
 
@@ -152,8 +186,15 @@ def test_the_configurations_of_the_repository_train_the_built_in_policies_as_eve
     from hrm_agent.config import build_config, read_config_file
 
     folder = Path(__file__).parents[3] / "configs"
-    demo = build_config(DemoConfig, read_config_file(folder / "demo.toml", "demo"), "demo.toml").train
+    demo = build_config(
+        DemoConfig, read_config_file(folder / "demo.toml", "demo"), "demo.toml"
+    ).train
     assert fit(demo) == demo and (demo.optim.learning_rate, demo.max_tokens) == (5e-4, 256)
     for name in ("rl", "laptop"):
-        config = build_config(GrpoConfig, read_config_file(folder / f"{name}.toml", "train rl"), name)
-        assert json.loads(fit(config).model_dump_json())["max_tokens"] == 256 and config.policy == "builtin:cold-start"
+        config = build_config(
+            GrpoConfig, read_config_file(folder / f"{name}.toml", "train rl"), name
+        )
+        assert (
+            json.loads(fit(config).model_dump_json())["max_tokens"] == 256
+            and config.policy == "builtin:cold-start"
+        )

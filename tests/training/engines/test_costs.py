@@ -1,4 +1,6 @@
-"""Costs of an iteration from the times of requests: made-up engines, whose constants are known, give them back."""
+"""Costs of an iteration from the times of requests: made-up engines, whose constants are known,
+give them back.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,20 @@ from hrm_agent.training.engines.costs import fit_iterations, measure_costs
 
 
 class MadeUpEngine:
-    """Takes max(weights, token x tokens) + overhead for an iteration, `link` for a request, and up to `noise` more."""
+    """Takes max(weights, token x tokens) + overhead for an iteration, `link` for a request, and up
+    to `noise` more.
+    """
 
-    def __init__(self, weights: float, overhead: float, token: float, link: float = 0.002, noise: float = 0.0) -> None:
-        self.weights, self.overhead, self.token, self.link, self.noise = weights, overhead, token, link, noise
+    def __init__(
+        self, weights: float, overhead: float, token: float, link: float = 0.002, noise: float = 0.0
+    ) -> None:
+        self.weights, self.overhead, self.token, self.link, self.noise = (
+            weights,
+            overhead,
+            token,
+            link,
+            noise,
+        )
         self.asked: list[tuple[int, int, int]] = []
         """Prompts, tokens of each, sampled tokens of each."""
         self.spent = 0.0
@@ -37,7 +49,9 @@ def test_a_line_gives_back_what_it_was_made_of() -> None:
     assert found.weights_s + found.overhead_s == pytest.approx(0.0035)
 
 
-@pytest.mark.parametrize("seconds", [{1: 0.011, 4: 0.011, 16: 0.011}, {1: 0.011, 4: 0.0111, 16: 0.0108}, {1: 0.011}])
+@pytest.mark.parametrize(
+    "seconds", [{1: 0.011, 4: 0.011, 16: 0.011}, {1: 0.011, 4: 0.0111, 16: 0.0108}, {1: 0.011}]
+)
 def test_where_sequences_add_nothing_their_cost_is_tiny(seconds: dict[int, float]) -> None:
     found = fit_iterations(seconds)
     assert 0 < found.token_s < 1e-8
@@ -51,16 +65,22 @@ def test_where_sequences_add_nothing_their_cost_is_tiny(seconds: dict[int, float
     ids=["14B on an MI300X", "14B on an H100", "small on a core", "computation on a core"],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_an_engine_gives_back_its_constants(weights: float, overhead: float, token: float, noise: float) -> None:
+def test_an_engine_gives_back_its_constants(
+    weights: float, overhead: float, token: float, noise: float
+) -> None:
     """Also where 16 sequences take as long as one, and only prompts show what a token costs."""
     engine = MadeUpEngine(weights, overhead, token, noise=noise)
     found = measure_costs(engine, max_running=256, kv_tokens=100_000, max_length=4_096)
     near = 0.25 if noise else 1e-6
     assert found.prompt_token_s == pytest.approx(token, rel=near)
-    assert found.weights_s + found.overhead_s == pytest.approx(max(weights, token) + overhead, rel=near)
+    assert found.weights_s + found.overhead_s == pytest.approx(
+        max(weights, token) + overhead, rel=near
+    )
 
 
-@pytest.mark.parametrize(("overhead", "token"), [(0.2, 0.001), (0.2, 62e-6), (0.0, 0.025), (0.05, 0.05)])
+@pytest.mark.parametrize(
+    ("overhead", "token"), [(0.2, 0.001), (0.2, 62e-6), (0.0, 0.025), (0.05, 0.05)]
+)
 def test_a_slow_engine_is_asked_for_little(overhead: float, token: float) -> None:
     engine = MadeUpEngine(0.0, overhead, token)
     found = measure_costs(engine, max_running=256, kv_tokens=100_000, max_length=4_096)
@@ -69,11 +89,14 @@ def test_a_slow_engine_is_asked_for_little(overhead: float, token: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("max_running", "kv_tokens", "max_length"), [(2, 100_000, 4_096), (256, 1_024, 512), (64, 20_000, 100), (8, 64, 64)]
+    ("max_running", "kv_tokens", "max_length"),
+    [(2, 100_000, 4_096), (256, 1_024, 512), (64, 20_000, 100), (8, 64, 64)],
 )
 def test_what_is_asked_fits(max_running: int, kv_tokens: int, max_length: int) -> None:
     engine = MadeUpEngine(0.0, 0.002, 1e-4)
-    found = measure_costs(engine, max_running=max_running, kv_tokens=kv_tokens, max_length=max_length)
+    found = measure_costs(
+        engine, max_running=max_running, kv_tokens=kv_tokens, max_length=max_length
+    )
     assert min(found.prompt_token_s, found.weights_s + found.overhead_s) > 0
     for prompts, tokens, sampled in engine.asked:
         assert prompts <= max_running

@@ -1,4 +1,6 @@
-"""What a fleet refuses, and how weights lie for it; with real servers it is in `tests/models/vllm`."""
+"""What a fleet refuses, and how weights lie for it;
+with real servers it is in `tests/models/vllm`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from hrm_agent.training.engines.fleet import EngineFleet
 from hrm_agent.training.engines.open import open_fleet
 from hrm_agent.training.engines.policies import scheduling_policy
 from hrm_agent.training.engines.scheduler import RolloutScheduler
-from hrm_agent.training.engines.weights import LogprobDifference, WeightsFolder, refuse_other_weights
+from hrm_agent.training.engines.weights import (
+    LogprobDifference,
+    WeightsFolder,
+    refuse_other_weights,
+)
 from hrm_agent.trajectory import Sampling
 from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
 
@@ -34,16 +40,25 @@ from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
         ({"server_count": 2}, "no server samples"),
         ({"engine": "vllm", "servers": ("http://h:1/v1",)}, "names no vLLM server"),
         ({"engine": "vllm", "servers": ("vllm:http://h:1/v1",) * 2}, "named twice"),
-        ({"engine": "vllm", "servers": ("vllm:http://h:1/v1",), "server_python": "p"}, "no server is started"),
+        (
+            {"engine": "vllm", "servers": ("vllm:http://h:1/v1",), "server_python": "p"},
+            "no server is started",
+        ),
         ({"engine": "vllm", "source": ("run",)}, "no effect with --from"),
         ({"engine": "vllm", "publish_tolerance": 0.0}, "greater than 0"),
         ({"weights_by": "collective"}, "no server samples"),
-        ({"engine": "vllm", "weights_address": "10.0.0.1"}, "weights_address has no effect here: weights_by is file"),
+        (
+            {"engine": "vllm", "weights_address": "10.0.0.1"},
+            "weights_address has no effect here: weights_by is file",
+        ),
         (
             {"engine": "vllm", "weights_by": "collective", "weights_folder": "f"},
             "weights_folder has no effect here: weights_by is collective",
         ),
-        ({"engine": "vllm", "weights_by": "collective", "lora_rank": 4}, "an adapter goes to servers as files"),
+        (
+            {"engine": "vllm", "weights_by": "collective", "lora_rank": 4},
+            "an adapter goes to servers as files",
+        ),
     ],
 )
 def test_keys_that_do_nothing_or_name_nothing_are_refused(keys: dict[str, Any], said: str) -> None:
@@ -54,17 +69,24 @@ def test_keys_that_do_nothing_or_name_nothing_are_refused(keys: dict[str, Any], 
 def test_where_no_server_is_asked_for_one_is_started() -> None:
     assert GrpoConfig.of(engine="vllm").engines.own == 1
     assert GrpoConfig.of(engine="vllm", servers=("vllm:http://h:1/v1",)).engines.own == 0
-    assert GrpoConfig.of(engine="vllm", servers=("vllm:http://h:1/v1",), server_count=1).engines.own == 1
+    assert (
+        GrpoConfig.of(engine="vllm", servers=("vllm:http://h:1/v1",), server_count=1).engines.own
+        == 1
+    )
 
 
 def opened(folder: Path, **keys: Any) -> None:
     _, tokenizer = load_pretrained(model_folder("builtin:cold-start"), dtype="float32")
     codec = ChatTemplateCodec(tokenizer)
-    open_fleet(GrpoConfig.of(engine="vllm", **keys), folder, codec, lambda ids: [0.0] * (len(ids) - 1)).close()
+    open_fleet(
+        GrpoConfig.of(engine="vllm", **keys), folder, codec, lambda ids: [0.0] * (len(ids) - 1)
+    ).close()
 
 
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
-    (python := tmp_path / "has-vllm").write_text("#!/bin/sh\ntest $1 = -c || { echo ValueError: no GPU; exit 1; }\n")
+    (python := tmp_path / "has-vllm").write_text(
+        "#!/bin/sh\ntest $1 = -c || { echo ValueError: no GPU; exit 1; }\n"
+    )
     python.chmod(0o755)
     with pytest.raises(ModelError, match=r"(?s)started 3 times and never answered.*no GPU"):
         opened(tmp_path, server_python=str(python))
@@ -74,10 +96,15 @@ def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("python", ["", sys.executable])
-def test_an_interpreter_without_vllm_is_told_before_any_server_is_started(python: str, tmp_path: Path) -> None:
+def test_an_interpreter_without_vllm_is_told_before_any_server_is_started(
+    python: str, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match=r"cannot be started by .*: it has no vLLM") as raised:
         opened(tmp_path, server_python=python)
-    assert ("[vllm]" in raised.value.hint, "--server-python" in raised.value.hint) == (not python, True)
+    assert ("[vllm]" in raised.value.hint, "--server-python" in raised.value.hint) == (
+        not python,
+        True,
+    )
     assert not [*(tmp_path / "engines").glob("*.log")]
 
 
@@ -86,7 +113,9 @@ def test_a_server_that_never_comes_is_waited_for_and_not_for_ever(tmp_path: Path
         opened(tmp_path, servers=("vllm:http://127.0.0.1:9/v1",), server_patience=2)
 
 
-def test_where_all_servers_are_lost_the_fleet_stays_what_it_is_until_one_is_back(tmp_path: Path) -> None:
+def test_where_all_servers_are_lost_the_fleet_stays_what_it_is_until_one_is_back(
+    tmp_path: Path,
+) -> None:
     scheduler, stub = RolloutScheduler(scheduling_policy("least_requests")), FleetStub()
     with opened_on_stubs(tmp_path, scheduler, [stub]) as fleet:
         fleet.publish(1, {"weight": torch.zeros(1)})
@@ -94,20 +123,30 @@ def test_where_all_servers_are_lost_the_fleet_stays_what_it_is_until_one_is_back
         stub.stop()
         block_until(lambda: fleet.metrics()["engines"] == 0)
         assert fleet.logprob_kind is kind
-        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
+        answer = fleet.submit(
+            GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0")
+        )
         stub.start()
         assert answer.result(60).policy_version == 1
 
 
-def test_where_the_watch_fails_requests_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_watch_fails_requests_do_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(self: EngineFleet) -> None:
         raise RuntimeError("can't start new thread")
 
     stub = FleetStub()
-    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
-        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
+    with opened_on_stubs(
+        tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]
+    ) as fleet:
+        answer = fleet.submit(
+            GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0")
+        )
         monkeypatch.setattr(EngineFleet, "_give_up_where_nobody_comes", fails)
-        with pytest.raises(ModelError, match="What watches the engines has failed: RuntimeError: can't start new"):
+        with pytest.raises(
+            ModelError, match="What watches the engines has failed: RuntimeError: can't start new"
+        ):
             answer.result(60)
         with pytest.raises(ModelError, match="What watches"):
             fleet.publish(1, {"weight": torch.zeros(1)})

@@ -1,4 +1,6 @@
-"""When a fleet measures what iterations cost, and what it tells the scheduler; real servers: `tests/models/vllm`."""
+"""When a fleet measures what iterations cost, and what it tells the scheduler; real servers:
+`tests/models/vllm`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Told(RolloutScheduler):
         super().__init__(scheduling_policy(policy))
         self.costs: list[IterationCosts | None] = []
 
-    def join(self, engine: str, capacity_tokens: int, max_running: int, **options: Any) -> list[Placement]:
+    def join(
+        self, engine: str, capacity_tokens: int, max_running: int, **options: Any
+    ) -> list[Placement]:
         self.costs.append(options["costs"])
         return super().join(engine, capacity_tokens, max_running, **options)
 
@@ -36,14 +40,19 @@ def publish(fleet: EngineFleet, version: int) -> None:
 def test_costs_are_measured_once_and_before_the_first_rollout(tmp_path: Path) -> None:
     scheduler, stubs = Told("expected_peak"), [FleetStub(), FleetStub()]
     with opened_on_stubs(tmp_path, scheduler, stubs) as fleet:
-        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
+        answer = fleet.submit(
+            GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0")
+        )
         publish(fleet, 1)
         answer.result(30)
         for stub in stubs:
             measured = stub.seen.count("costs")
             first = stub.seen.index("costs")
             assert measured > 10
-            assert stub.seen[:first] == ["reset", "rollout"], "new weights, and the sample that proves them"
+            assert stub.seen[:first] == [
+                "reset",
+                "rollout",
+            ], "new weights, and the sample that proves them"
             assert stub.seen[first : first + measured + 1] == ["costs"] * measured + ["reset"]
         told = list(scheduler.costs)
         assert len(told) == 2 and all(each is not None and each.prompt_token_s > 0 for each in told)

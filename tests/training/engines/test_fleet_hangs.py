@@ -1,4 +1,6 @@
-"""Servers that are there and do not answer: left like dead ones, and their requests asked elsewhere."""
+"""Servers that are there and do not answer: left like dead ones, and their requests asked
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def scheduler() -> RolloutScheduler:
 def asked(fleet: EngineFleet, count: int) -> list[tuple[int, ...]]:
     """So many rollouts with a seed each, and what they were answered with."""
     sent = [
-        fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8, seed=k), thread=f"r/s/0/{k}"))
+        fleet.submit(
+            GenerationRequest((5, 6, 7), Sampling(max_tokens=8, seed=k), thread=f"r/s/0/{k}")
+        )
         for k in range(count)
     ]
     found = [answer.result(60).token_ids for answer in sent]
@@ -52,7 +56,9 @@ def by_seed(body: dict[str, int]) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["no_answer", "half_an_answer", "no_workers"])
-def test_a_server_that_hangs_is_left_and_its_requests_go_elsewhere_with_their_seeds(how: str, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_left_and_its_requests_go_elsewhere_with_their_seeds(
+    how: str, tmp_path: Path
+) -> None:
     stubs = [FleetStub(), FleetStub()]
     for stub in stubs:
         stub.answer = by_seed
@@ -67,7 +73,9 @@ def test_a_server_that_hangs_is_left_and_its_requests_go_elsewhere_with_their_se
             first.next.append(streams(hang=True) if how == "no_answer" else begins_and_stalls())
         assert asked(fleet, 8) == [(*str(k).encode(), 257) for k in range(8)]
         assert fleet.metrics()["lost"] >= 1 and fleet.metrics()["asked_again"] >= 1
-        seeds = Counter(body["seed"] for body in second.bodies[sent_before[1] :] if body["prompt"] == [5, 6, 7])
+        seeds = Counter(
+            body["seed"] for body in second.bodies[sent_before[1] :] if body["prompt"] == [5, 6, 7]
+        )
         assert set(seeds.values()) == {1}, "nobody is asked twice for one seed"
         first.faults.clear()
         first.next.clear()
@@ -94,7 +102,9 @@ def test_a_server_that_hangs_while_it_is_given_weights_is_left(tmp_path: Path) -
         assert fleet.metrics()["engines"] == 1 and len(asked(fleet, 4)) == 4
 
 
-def test_a_look_that_had_to_wait_for_a_publish_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_had_to_wait_for_a_publish_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits, renewed, over = threading.Event(), threading.Event(), threading.Event()
     real = FleetServer.watch
 

@@ -1,6 +1,8 @@
-"""Servers that sample with other weights than they were given, whatever happened to them: noticed within the step.
+"""Servers that sample with other weights than they were given, whatever happened to them: noticed
+within the step.
 
-The servers are stubs whose workers have halves of the bytes that came; real ones are in `tests/models/vllm`.
+The servers are stubs whose workers have halves of the bytes that came; real ones are in
+`tests/models/vllm`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def publish(fleet: EngineFleet, version: int) -> None:
 def rolled_out(fleet: EngineFleet, step: int) -> None:
     """A step of four rollouts, and the look before it is learnt from."""
     threads = [f"r/step-{step}/{k}" for k in range(4)]
-    asked = [fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=thread)) for thread in threads]
+    asked = [
+        fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=thread))
+        for thread in threads
+    ]
     for answer, thread in zip(asked, threads, strict=True):
         answer.result(60)
         fleet.rollout_ended(thread)
@@ -78,7 +83,9 @@ def test_a_publish_that_is_not_taken_as_it_was_given_stops_the_run(
     happens: Callable[[FleetStub], None], said: str, tmp_path: Path
 ) -> None:
     stub = FleetStub()
-    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+    with opened_on_stubs(
+        tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]
+    ) as fleet:
         publish(fleet, 1)
         rolled_out(fleet, 1)
         happens(stub)
@@ -93,13 +100,16 @@ def test_what_becomes_of_a_server_after_its_proof_stops_the_step(
     happens: Callable[[FleetStub], None], said: str, steps: int, tmp_path: Path
 ) -> None:
     stub = FleetStub()
-    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+    with opened_on_stubs(
+        tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]
+    ) as fleet:
         publish(fleet, 1)
         for step in range(steps):
             rolled_out(fleet, step)
         stub.answer = lambda _: happens(stub) or [*b"ok", 257]
         with pytest.raises(
-            ModelError, match=rf"(?s)not what it was proved to be with version 1: {said}.*answered \d+ req"
+            ModelError,
+            match=rf"(?s)not what it was proved to be with version 1: {said}.*answered \d+ req",
         ):
             rolled_out(fleet, 2)
         with pytest.raises(ModelError, match="not what it was proved"):
@@ -119,20 +129,27 @@ def test_a_server_that_comes_back_answers_with_old_weights_and_drops_a_request_i
 
     may_look.set()
     monkeypatch.setattr(connection, "_FIRST_SECONDS", 0.01)
-    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+    with opened_on_stubs(
+        tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]
+    ) as fleet:
         monkeypatch.setattr(FleetServer, "look", look)
         publish(fleet, 1)
         rolled_out(fleet, 1)
         may_look.clear()
         stub.start_again()
-        asked = [GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=f"r/step-2/{k}") for k in range(2)]
+        asked = [
+            GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=f"r/step-2/{k}")
+            for k in range(2)
+        ]
         try:
             fleet.submit(asked[0]).result(60)
             stub.next.extend([hangs_up] * 5)  # each is tried again as often
             dropped = fleet.submit(asked[1])
             block_until(lambda: fleet.metrics()["engines"] == 0)
             if seen_by == "the_last_look":
-                with pytest.raises(ModelError, match=r"not what it was proved to be.*answered 1 req"):
+                with pytest.raises(
+                    ModelError, match=r"not what it was proved to be.*answered 1 req"
+                ):
                     fleet.vouch()
         finally:
             may_look.set()
@@ -145,14 +162,19 @@ def test_a_server_that_has_changed_and_answered_nothing_is_proved_anew(
     happens: Callable[[FleetStub], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = FleetStub()
-    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+    with opened_on_stubs(
+        tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]
+    ) as fleet:
         publish(fleet, 1)
         right = [dict(each) for each in stub.held]
         happens(stub)
         block_until(lambda: fleet.metrics()["lost"] == 1 and fleet.metrics()["engines"] == 1)
         assert stub.held == right
         rolled_out(fleet, 1)
-    assert "no other is there, so its rollouts wait until one is, 30 s at most" in capsys.readouterr().err
+    assert (
+        "no other is there, so its rollouts wait until one is, 30 s at most"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_cannot_be_looked_at_is_said_and_taken_where_that_was_asked_for(

@@ -1,4 +1,6 @@
-"""How much room a policy sees: the sums of the fast tables against the formula, engine by engine."""
+"""How much room a policy sees: the sums of the fast tables against the formula,
+engine by engine.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,19 @@ from hypothesis import given, settings
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.engines.costs import IterationCosts
-from hrm_agent.training.engines.policies import HORIZONS, POLICIES, ExpectedPeak, LengthCurve, scheduling_policy
+from hrm_agent.training.engines.policies import (
+    HORIZONS,
+    POLICIES,
+    ExpectedPeak,
+    LengthCurve,
+    scheduling_policy,
+)
 from hrm_agent.training.engines.scheduler import RolloutScheduler
 
 
-def peak_by_the_formula(lengths: list[int], tokens: list[float], prompts: int, deviations: float) -> float:
+def peak_by_the_formula(
+    lengths: list[int], tokens: list[float], prompts: int, deviations: float
+) -> float:
     def survival(x: float) -> float:
         return (sum(length > x for length in lengths) + 0.5) / (len(lengths) + 0.5)
 
@@ -35,8 +45,12 @@ def peak_by_the_formula(lengths: list[int], tokens: list[float], prompts: int, d
     tokens=st.lists(st.integers(0, 500), max_size=12),
     grown=st.lists(st.integers(0, 500), max_size=12),
 )
-def test_the_peak_is_that_of_the_formula(lengths: list[int], tokens: list[int], grown: list[int]) -> None:
-    """As it grows rollout by rollout, and again when some of them have grown. Blocks of 2 add one token each."""
+def test_the_peak_is_that_of_the_formula(
+    lengths: list[int], tokens: list[int], grown: list[int]
+) -> None:
+    """As it grows rollout by rollout, and again when some of them have grown. Blocks of 2 add one
+    token each.
+    """
     lengths = [*lengths, 512]  # one bucket of the table is one token
     scheduler = RolloutScheduler(ExpectedPeak(deviations=2.0), LengthCurve.of(lengths))
     scheduler.join("engine", 10**9, 256, block_tokens=2)
@@ -47,17 +61,23 @@ def test_the_peak_is_that_of_the_formula(lengths: list[int], tokens: list[int], 
         now.append(more)
     (load,) = scheduler.load().engines
     prompts = 100 * math.ceil(len(tokens) / 2)
-    assert load.peak_tokens == pytest.approx(peak_by_the_formula(lengths, [x + 1.0 for x in now], prompts, 2.0))
+    assert load.peak_tokens == pytest.approx(
+        peak_by_the_formula(lengths, [x + 1.0 for x in now], prompts, 2.0)
+    )
     for i, more in enumerate(grown[: len(tokens)]):
         scheduler.grow(f"{i}", 100 + more)
         now[i] = more
     (load,) = scheduler.load().engines
-    assert load.peak_tokens == pytest.approx(peak_by_the_formula(lengths, [x + 1.0 for x in now], prompts, 2.0))
+    assert load.peak_tokens == pytest.approx(
+        peak_by_the_formula(lengths, [x + 1.0 for x in now], prompts, 2.0)
+    )
     assert load.tokens == sum(now) + prompts
 
 
 def test_what_is_admitted_fits_when_it_is_played_out() -> None:
-    """The promise of the deviations: of many sets hardly one holds more than its engine can, and then not by much."""
+    """The promise of the deviations: of many sets hardly one holds more than its engine can, and
+    then not by much.
+    """
     chance = random.Random(0)
     draw = [min(4_000, int(math.exp(chance.gauss(7, 0.7)))) for _ in range(4_000)]
     capacity, over, highest = 60_000, 0, 0
@@ -95,11 +115,15 @@ def test_rollouts_in_a_tool_call_make_no_iteration_dearer() -> None:
     later: list[int] = []
     for prompt_token in (2.5e-4, 0.01):
         scheduler = RolloutScheduler(ExpectedPeak(), LengthCurve.of([1_000] * 10))
-        scheduler.join("engine", 10_000, 256, costs=IterationCosts(0.005, 0.005, 1e-4, prompt_token))
+        scheduler.join(
+            "engine", 10_000, 256, costs=IterationCosts(0.005, 0.005, 1e-4, prompt_token)
+        )
         placed = [each.rollout for i in range(50) for each in scheduler.arrive(f"{i}", "group", 10)]
         assert 8 <= len(placed) <= 11, "all of them sample"
         later.append(sum(len(scheduler.turn_ended(name)) for name in placed))
-    assert later[0] > 10 and later[1] <= 2, "others sample in place of those in a tool call, where that is cheap"
+    assert later[0] > 10 and later[1] <= 2, (
+        "others sample in place of those in a tool call, where that is cheap"
+    )
 
 
 def test_a_prompt_that_a_group_shares_counts_once() -> None:

@@ -40,7 +40,9 @@ class HandEngine:
     def answer(self, *tokens: int) -> None:
         request, future = self.open[0]
         del request
-        future.set_result(Completion(tokens or (7,), (-0.5,) * max(1, len(tokens)), FinishReason.STOP, 0))
+        future.set_result(
+            Completion(tokens or (7,), (-0.5,) * max(1, len(tokens)), FinishReason.STOP, 0)
+        )
 
     def die(self) -> None:
         for _, future in self.open:
@@ -96,7 +98,9 @@ def test_what_a_dead_engine_had_is_asked_elsewhere_and_what_it_answered_is_not()
     assert answered not in {asked.sampling.seed for asked, _ in second.asked}
     while second.open:
         second.answer()
-    assert all(answer.result(5) for answer in answers) and answers[answered or 0].result().token_ids == (9,)
+    assert all(answer.result(5) for answer in answers) and answers[
+        answered or 0
+    ].result().token_ids == (9,)
     assert routing.lost == 1 and routing.asked_again == len(waiting)
 
 
@@ -224,7 +228,7 @@ def test_the_scheduler_hears_of_tokens_while_they_are_sampled() -> None:
     routing, engine = EngineRouter(scheduler), HandEngine()
     routing.join("e0", engine, 240, 64, None, block_tokens=8)
     routing.submit(request("r/0/0", 20))
-    (asked, _) = engine.open[0]
+    asked, _ = engine.open[0]
     assert asked.name
     routing.heard("e0", {asked.name: 60, "another's": 900})
     (load,) = scheduler.load().engines
@@ -342,7 +346,9 @@ class Chaos:
 
     def ask(self) -> None:
         thread = self.chance.choice(self.threads)
-        self.answers.append((thread, self.routing.submit(request(thread, self.chance.randrange(1, 40)))))
+        self.answers.append(
+            (thread, self.routing.submit(request(thread, self.chance.randrange(1, 40))))
+        )
 
     def answer(self) -> None:
         busy = [engine for engine in self.there.values() if engine.open]
@@ -377,7 +383,15 @@ class Chaos:
 @pytest.mark.parametrize("policy", ["static_rollouts", "least_requests", "expected_peak"])
 def test_whatever_happens_each_request_is_answered_once(policy: str, seed: int) -> None:
     chaos = Chaos(policy, seed)
-    some = [chaos.join, chaos.leave, *[chaos.ask] * 3, *[chaos.answer] * 2, chaos.cancel, chaos.end, chaos.publish]
+    some = [
+        chaos.join,
+        chaos.leave,
+        *[chaos.ask] * 3,
+        *[chaos.answer] * 2,
+        chaos.cancel,
+        chaos.end,
+        chaos.publish,
+    ]
     chaos.join()
     for _ in range(150):
         chaos.chance.choice(some)()

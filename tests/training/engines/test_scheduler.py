@@ -1,4 +1,6 @@
-"""The scheduler as a state machine: whatever happens, in whatever order, no rollout is lost or runs twice."""
+"""The scheduler as a state machine: whatever happens, in whatever order, no rollout is lost or runs
+twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
 class Life(RuleBasedStateMachine):
     """A router and its servers, without either."""
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)), known=st.booleans(), seed=st.integers(0, 9))
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)), known=st.booleans(), seed=st.integers(0, 9)
+    )
     def begin(self, policy: str, known: bool, seed: int) -> None:
         chance = random.Random(seed)
         curve = LengthCurve.of(chance.randrange(LONGEST) for _ in range(50)) if known else None
@@ -74,7 +78,9 @@ class Life(RuleBasedStateMachine):
         for rollout in [name for name, where in self.running.items() if where == engine]:
             del self.running[rollout]
             self.waiting.add(rollout)
-        self.in_tool = {name: None if where == engine else where for name, where in self.in_tool.items()}
+        self.in_tool = {
+            name: None if where == engine else where for name, where in self.in_tool.items()
+        }
         self.placed(self.scheduler.leave(engine))
         assert self.scheduler.leave(engine) == []
 
@@ -110,7 +116,8 @@ class Life(RuleBasedStateMachine):
         self.waiting.add(rollout)
         placements = self.scheduler.turn_asked(rollout, self.grown(rollout, more))
         self.placed(placements)
-        if home is not None:  # its cache is there: it is sent on at once, nearly always to the same engine
+        # its cache is there: it is sent on at once, nearly always to the same engine
+        if home is not None:
             (own,) = placements
             assert own.rollout == rollout
             assert own.moved == (own.engine != home)
@@ -135,14 +142,21 @@ class Life(RuleBasedStateMachine):
     def agrees(self) -> None:
         load = self.scheduler.load()
         assert load.queued == len(self.waiting)
-        live = {name: where for name, where in {**self.running, **self.in_tool}.items() if where is not None}
+        live = {
+            name: where
+            for name, where in {**self.running, **self.in_tool}.items()
+            if where is not None
+        }
         assert {each.engine for each in load.engines} == self.engines
         for each in load.engines:
             here = [name for name, where in live.items() if where == each.engine]
             assert each.live == len(here)
             assert each.running == sum(name in self.running for name in here)
-            prompts = sum({self.prompts[name] for name in here})  # each group has a length of its own
-            assert each.tokens == prompts + sum(self.tokens[name] - self.prompts[name] for name in here)
+            # each group has a length of its own
+            prompts = sum({self.prompts[name] for name in here})
+            assert each.tokens == prompts + sum(
+                self.tokens[name] - self.prompts[name] for name in here
+            )
 
     @invariant()
     def nobody_waits_beside_an_idle_engine(self) -> None:
@@ -173,14 +187,18 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
-def fleet(policy: SchedulingPolicy, engines: int = 4, capacity: int = 10_000, **known: LengthCurve) -> RolloutScheduler:
+def fleet(
+    policy: SchedulingPolicy, engines: int = 4, capacity: int = 10_000, **known: LengthCurve
+) -> RolloutScheduler:
     scheduler = RolloutScheduler(policy, known.get("lengths"))
     for i in range(engines):
         assert scheduler.join(f"engine-{i}", capacity, 256) == []
     return scheduler
 
 
-def arrivals(scheduler: RolloutScheduler, groups: int, size: int, prompt: int = 100) -> dict[str, str]:
+def arrivals(
+    scheduler: RolloutScheduler, groups: int, size: int, prompt: int = 100
+) -> dict[str, str]:
     """Where those went that had room."""
     return {
         each.rollout: each.engine
@@ -232,8 +250,12 @@ def test_rollouts_of_an_engine_that_left_come_before_those_that_never_ran() -> N
     assert scheduler.leave("engine-0") == []
     assert scheduler.load().displaced == 2
     back = scheduler.join("engine-0", 10_000, 256)
-    assert back == [Placement(lost[0], "engine-0", moved=True), Placement("0-4", "engine-0", moved=False)]
-    assert scheduler.turn_asked(lost[1], 800) == []  # its engine came back without its cache, and is full
+    assert back == [
+        Placement(lost[0], "engine-0", moved=True),
+        Placement("0-4", "engine-0", moved=False),
+    ]
+    # its engine came back without its cache, and is full
+    assert scheduler.turn_asked(lost[1], 800) == []
     assert scheduler.ended("0-4") == [Placement(lost[1], "engine-0", moved=True)]
 
 

@@ -1,4 +1,6 @@
-"""Weights that are sent to other processes, by gloo; with real servers it is in `tests/models/vllm`."""
+"""Weights that are sent to other processes, by gloo; with real servers it is in
+`tests/models/vllm`.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,16 @@ def some_tensors() -> dict[str, Tensor]:
 
 
 def facts_of(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
-    held = {name: tensor.contiguous().reshape(-1).view(torch.uint8).numpy() for name, tensor in tensors.items()}
+    held = {
+        name: tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        for name, tensor in tensors.items()
+    }
     return {
-        name: [list(tensor.shape), str(tensor.dtype), hashlib.sha256(held[name].tobytes()).hexdigest()]
+        name: [
+            list(tensor.shape),
+            str(tensor.dtype),
+            hashlib.sha256(held[name].tobytes()).hexdigest(),
+        ]
         for name, tensor in tensors.items()
     }
 
@@ -115,7 +124,10 @@ def transfer(weights: WeightsBroadcast, fate: str, offers: list[str]) -> Any:
 def test_a_worker_that_dies_in_the_middle_ends_the_transfer_at_once() -> None:
     weights, offers = WeightsBroadcast(some_tensors(), seconds=600), list[str]()
     with pytest.raises(
-        ServerGoneError, match=r"ended by -9.*sent to it from 127\.0\.0\.1.*(closed by peer|reset by peer|Broken pipe)"
+        ServerGoneError,
+        match=(
+            r"ended by -9.*sent to it from 127\.0\.0\.1.*(closed by peer|reset by peer|Broken pipe)"
+        ),
     ) as raised:
         transfer(weights, "dies", offers)
     assert "--weights-address" in raised.value.hint and is_closed(offers[0])

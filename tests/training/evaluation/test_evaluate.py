@@ -35,7 +35,8 @@ def test_one_sample_a_problem_takes_wilsons_interval():
 
 
 def test_several_samples_resample_problems_not_samples():
-    # Eight samples of each problem agree: only 20 independent facts, whatever the number of samples.
+    # Eight samples of each problem agree: only 20 independent facts, whatever the number of
+    # samples.
     runs = [sample(p, i, float(p % 2)) for p in range(20) for i in range(8)]
     assert evaluate(runs).interval == pytest.approx((0.3, 0.7), abs=0.051)
 
@@ -62,13 +63,22 @@ def test_what_nothing_has_scored_is_neither_right_nor_wrong():
     unscored = sample(0, 1, 0.0).model_copy(update={"rewards": {}})
     failed = sample(1, 0, 0.0).model_copy(update={"rewards": {}, "status": RunStatus.FAILED})
     found = evaluate([sample(0, 0, 1.0), unscored, failed])
-    assert (found.pass_at_1, found.trajectories, found.without_score) == (0.5, 2, 1), "who failed has no answer"
+    assert (found.pass_at_1, found.trajectories, found.without_score) == (
+        0.5,
+        2,
+        1,
+    ), "who failed has no answer"
     assert ("left out: completed, without a score", 1) in summary(found)
     assert math.isnan(evaluate([unscored]).pass_at_1)
 
 
 def test_tool_errors_are_counted_among_the_correct_ones():
-    runs = [rollout(0, 1.0, 1, 2), rollout(1, 1.0, 0, 2), rollout(2, 0.0, 2, 2), rollout(3, 1.0, 0, 0)]
+    runs = [
+        rollout(0, 1.0, 1, 2),
+        rollout(1, 1.0, 0, 2),
+        rollout(2, 0.0, 2, 2),
+        rollout(3, 1.0, 0, 0),
+    ]
     result = evaluate(runs)
     assert result.correct_with_tool_error == pytest.approx(1 / 3)
     assert result.mean_tool_calls == 1.5
@@ -80,10 +90,18 @@ def test_token_counts_that_no_provider_gave_are_not_told_as_zero():
     found = evaluate([sample(0, 0, 1.0, calls=(silent,))])
     shown = dict(summary(found))
     assert found.without_call == 0 and found.read_tokens == found.sampled_tokens == 0
-    assert shown["completion tokens, mean"] == shown["prompt tokens, completion tokens"] == "not reported"
+    assert (
+        shown["completion tokens, mean"]
+        == shown["prompt tokens, completion tokens"]
+        == "not reported"
+    )
     known = dict(summary(evaluate([rollout(0, 1.0, 0, 1)])))
     assert known["completion tokens, mean"] == 2 and "not reported" not in known.values()
-    compared = compare(samples_of([sample(0, 0, 1.0, calls=(silent,))]), samples_of([sample(0, 1, 1.0)]), ("a", "b"))
+    compared = compare(
+        samples_of([sample(0, 0, 1.0, calls=(silent,))]),
+        samples_of([sample(0, 1, 1.0)]),
+        ("a", "b"),
+    )
     assert ("completion tokens", "not reported", "2.000", "") in comparison_rows(compared)
 
 
@@ -91,7 +109,12 @@ def test_of_a_rollout_that_was_run_once_more_the_second_attempt_counts():
     first = sample(0, 0, 0.0, status=RunStatus.FAILED, thread_id="r/step-0/0/0")
     second = sample(0, 0, 1.0, id="second", thread_id="r/step-0/0/0/attempt-2")
     found = evaluate([first, second, sample(1, 0, 1.0)])
-    assert (found.trajectories, found.pass_at_1, found.run_again, found.statuses) == (2, 1.0, 1, {"completed": 2})
+    assert (found.trajectories, found.pass_at_1, found.run_again, found.statuses) == (
+        2,
+        1.0,
+        1,
+        {"completed": 2},
+    )
     assert dict(summary(found))["run once more, failed by a machine"] == 1
     assert evaluate([first]).statuses == {"failed": 1}
 
@@ -106,7 +129,10 @@ def test_nothing_is_nan_and_not_an_error():
 def test_a_steps_metrics_tell_sampled_from_kept():
     whole = [rollout(i, float(i < 6), int(i < 3), 1) for i in range(12)]
     whole += [t.model_copy(update={"id": f"g2-{t.id}", "group_id": "g2"}) for t in group(4, 0)]
-    overlays = [*select(whole[:12], 6, "grpo-roc", seed=0), *select(whole[12:], 6, "grpo-roc", seed=0)]
+    overlays = [
+        *select(whole[:12], 6, "grpo-roc", seed=0),
+        *select(whole[12:], 6, "grpo-roc", seed=0),
+    ]
     metrics = group_metrics(whole, group_advantages(overlays))
     assert metrics["rollout/count"] == 16
     assert metrics["rollout/correct"] == 10 / 16

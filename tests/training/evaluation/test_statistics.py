@@ -1,4 +1,6 @@
-"""The estimators against brute force, and the intervals and the test against many simulated evaluations."""
+"""The estimators against brute force, and the intervals and the test against many simulated
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +57,22 @@ def vote_of(subset: tuple[str, ...], right: str) -> float:
 def test_majority_at_k_is_the_mean_vote_over_subsets(samples: list[str]) -> None:
     counts = Counter(samples)
     none = counts.pop("", 0)
-    curve = majority_curve(AnswerTally(tuple((times, float(answer == "a")) for answer, times in counts.items()), none))
+    curve = majority_curve(
+        AnswerTally(tuple((times, float(answer == "a")) for answer, times in counts.items()), none)
+    )
     for k, found in enumerate(curve, 1):
-        assert found == pytest.approx(fmean(vote_of(subset, "a") for subset in itertools.combinations(samples, k)))
+        assert found == pytest.approx(
+            fmean(vote_of(subset, "a") for subset in itertools.combinations(samples, k))
+        )
     assert curve[0] == pytest.approx(samples.count("a") / len(samples)), "one vote is one sample"
 
 
 def test_a_majority_can_be_better_or_worse_than_one_sample() -> None:
     leading, trailing = AnswerTally(((5, 1.0), (3, 0.0))), AnswerTally(((3, 1.0), (5, 0.0)))
     assert majority_curve(leading)[-1] == 1 and majority_curve(trailing)[-1] == 0
-    assert majority_curve(AnswerTally(((4, 0.5),)))[-1] == 0.5, "equal texts of which a verifier takes every other one"
+    assert majority_curve(AnswerTally(((4, 0.5),)))[-1] == 0.5, (
+        "equal texts of which a verifier takes every other one"
+    )
     assert majority_curve(AnswerTally((), 3)) == [0, 0, 0]
     assert majority_curve(AnswerTally(((32, 1.0), (16, 0.0), (1, 0.0)), 15))[-1] == 1
 
@@ -94,13 +102,17 @@ def test_where_problems_agree_the_interval_is_wilsons() -> None:
 def test_the_paired_test_is_the_share_of_flips_that_are_as_extreme(found: list[Fraction]) -> None:
     steps = math.lcm(*(d.denominator for d in found))  # of 1 to 9: at most 2520
     sizes = np.array([int(d * steps) for d in found], dtype=int)
-    flips = np.array(list(itertools.product((1, -1), repeat=len(found)))).reshape(2 ** len(found), -1)
+    flips = np.array(list(itertools.product((1, -1), repeat=len(found)))).reshape(
+        2 ** len(found), -1
+    )
     assert sign_flip_p(found) == pytest.approx(np.mean(np.abs(flips @ sizes) >= abs(sizes.sum())))
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=40, deadline=None)
-def test_with_one_sample_a_side_it_is_mcnemars_exact_test(better: int, worse: int, same: int) -> None:
+def test_with_one_sample_a_side_it_is_mcnemars_exact_test(
+    better: int, worse: int, same: int
+) -> None:
     n, fewer = better + worse, min(better, worse)
     mcnemar = min(1.0, 2 * sum(math.comb(n, i) for i in range(fewer + 1)) / 2**n)
     found = sign_flip_p([Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * same)
@@ -113,6 +125,11 @@ def test_the_paired_test_rejects_a_true_null_one_time_in_twenty_at_most() -> Non
     for _ in range(200):
         share_P = rng.beta(1, 1, size=40)
         a, b = rng.binomial(4, share_P), rng.binomial(4, share_P)
-        low += sign_flip_p([Fraction(int(x), 4) - Fraction(int(y), 4) for x, y in zip(a, b, strict=True)]) <= 0.05
+        low += (
+            sign_flip_p(
+                [Fraction(int(x), 4) - Fraction(int(y), 4) for x, y in zip(a, b, strict=True)]
+            )
+            <= 0.05
+        )
     assert 0.01 <= low / 200 <= 0.075
     assert sign_flip_p([Fraction(1, 3)] * 30) < 1e-8

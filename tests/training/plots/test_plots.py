@@ -27,22 +27,42 @@ eval_problems = 50
 
 
 def row(step: int, **changes: Any) -> dict[str, Any]:
-    facts = {"rollout/correct": 0.5, "rollout/sampled_tokens": 30.0, "rollout/count": 8.0, "loss": -0.1 * step}
+    facts = {
+        "rollout/correct": 0.5,
+        "rollout/sampled_tokens": 30.0,
+        "rollout/count": 8.0,
+        "loss": -0.1 * step,
+    }
     seconds = {"rollout_seconds": 2.0, "rollout_cpu_seconds": 9.0, "update_seconds": 0.5}
-    return {"step": step, "stage": 0, **facts, **seconds, "roles": {"reason": {"entropy": 0.2}}, **changes}
+    return {
+        "step": step,
+        "stage": 0,
+        **facts,
+        **seconds,
+        "roles": {"reason": {"entropy": 0.2}},
+        **changes,
+    }
 
 
-def run_in(folder: Path, *rows: Mapping[str, Any], seed: int = 0, rate: float = 0.1, config: str = CONFIG) -> Path:
+def run_in(
+    folder: Path, *rows: Mapping[str, Any], seed: int = 0, rate: float = 0.1, config: str = CONFIG
+) -> Path:
     folder.mkdir()
     (folder / "config.toml").write_text(config.format(seed=seed, rate=rate))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     return folder
 
 
-def test_steps_are_counted_from_1_and_held_out_points_by_the_updates_behind_them(tmp_path: Path) -> None:
+def test_steps_are_counted_from_1_and_held_out_points_by_the_updates_behind_them(
+    tmp_path: Path,
+) -> None:
     run = read_run(run_in(tmp_path / "a", row(0), row(1, **{"eval/correct": 0.8}), row(2)))
     (line,) = plot_lines([run])
-    assert [(x, p.value) for x, p in line.points("loss", "step", "minmax")] == [(1, 0.0), (2, -0.1), (3, -0.2)]
+    assert [(x, p.value) for x, p in line.points("loss", "step", "minmax")] == [
+        (1, 0.0),
+        (2, -0.1),
+        (3, -0.2),
+    ]
     ((at, held_out),) = line.held_out("step", "minmax")
     assert (at, held_out.value, (held_out.low, held_out.high)) == (2, 0.8, wilson_interval(40, 50))
     assert run.over("tokens") == [240, 480, 720]
@@ -51,7 +71,10 @@ def test_steps_are_counted_from_1_and_held_out_points_by_the_updates_behind_them
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line(tmp_path: Path) -> None:
-    runs = [read_run(run_in(tmp_path / f"s{seed}", row(0, loss=seed), row(1, loss=seed), seed=seed)) for seed in (1, 3)]
+    runs = [
+        read_run(run_in(tmp_path / f"s{seed}", row(0, loss=seed), row(1, loss=seed), seed=seed))
+        for seed in (1, 3)
+    ]
     runs.append(read_run(run_in(tmp_path / "other", row(0), rate=0.2)))
     together, other = plot_lines(runs)
     assert together.label == "learning_rate 0.1, seeds 1, 3"
@@ -69,7 +92,10 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(tmp_path: Path) -> None
 
 def test_where_a_run_is_sent_makes_no_other_configuration(tmp_path: Path) -> None:
     tracked = CONFIG.replace("[optim]", 'track = ["tensorboard"]\notel = true\n[optim]')
-    runs = [read_run(run_in(tmp_path / "a", row(0))), read_run(run_in(tmp_path / "b", row(0), seed=1, config=tracked))]
+    runs = [
+        read_run(run_in(tmp_path / "a", row(0))),
+        read_run(run_in(tmp_path / "b", row(0), seed=1, config=tracked)),
+    ]
     assert [len(line.runs) for line in plot_lines(runs)] == [2]
 
 
@@ -83,7 +109,9 @@ def test_a_mean_ends_with_the_shortest_run_and_skips_what_is_null(tmp_path: Path
 
 
 def test_smoothing_is_the_mean_of_a_step_and_those_before(tmp_path: Path) -> None:
-    (line,) = plot_lines([read_run(run_in(tmp_path / "a", *(row(i, loss=float(i)) for i in range(4))))])
+    (line,) = plot_lines(
+        [read_run(run_in(tmp_path / "a", *(row(i, loss=float(i)) for i in range(4))))]
+    )
     assert [p.value for _, p in line.points("loss", "step", "none", 3)] == [0, 0.5, 1, 2]
 
 
@@ -91,7 +119,9 @@ def test_a_run_that_is_being_written_and_broken_lines(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "a", row(0), row(1))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     huge = json.dumps(row(2, loss=1)).replace('"loss": 1', '"loss": 1' + "0" * 400)
-    text = "\n".join([lines[0], "{broken", "[1]", '{"step": true}', lines[1], huge, '{"step": 3, "lo'])
+    text = "\n".join(
+        [lines[0], "{broken", "[1]", '{"step": true}', lines[1], huge, '{"step": 3, "lo']
+    )
     (folder / "metrics.jsonl").write_text(text)
     run = read_run(folder)
     assert (list(run.steps), list(run.broken)) == ([1, 2, 3], [2, 3, 4])
@@ -123,7 +153,9 @@ def test_metrics_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'rollout/correct'"):
         metrics_of(runs, ["correct"])
     sft = 'command = "train sft"\nseed = {seed}\n'
-    tuned = read_run(run_in(tmp_path / "b", {"step": 1, "loss": 2.0, "tokens": 70, "seconds": 1.5}, config=sft))
+    tuned = read_run(
+        run_in(tmp_path / "b", {"step": 1, "loss": 2.0, "tokens": 70, "seconds": 1.5}, config=sft)
+    )
     assert (list(tuned.steps), tuned.over("tokens"), tuned.over("seconds")) == ([1], [70], [1.5])
     with pytest.raises(ConfigError, match="a was trained by reinforcement and b on conversations"):
         plot_lines([*runs, tuned])

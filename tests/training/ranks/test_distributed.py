@@ -24,7 +24,9 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def run_ranks(count: int, *arguments: str) -> None:
-    """Start the ranks as torchrun would, on the loopback interface whatever name this machine has."""
+    """Start the ranks as torchrun would,
+    on the loopback interface whatever name this machine has.
+    """
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -32,7 +34,11 @@ def run_ranks(count: int, *arguments: str) -> None:
         "LOCAL_WORLD_SIZE": str(count),
     }
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, str(PROJECT / "tests" / "support" / "training" / "ddp_worker.py"), *arguments]
+    command = [
+        sys.executable,
+        str(PROJECT / "tests" / "support" / "training" / "ddp_worker.py"),
+        *arguments,
+    ]
     ranks = [
         subprocess.Popen(
             command,
@@ -59,7 +65,9 @@ def test_two_ranks_with_unequal_shares_equal_one_process(tmp_path):
 
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    expected = policy_update(model, optimizer, micro_batches(random_rows(0), token_budget=10_000), loss=ENGINE)
+    expected = policy_update(
+        model, optimizer, micro_batches(random_rows(0), token_budget=10_000), loss=ENGINE
+    )
     assert result["metrics"]["trained_tokens"] == expected["trained_tokens"]
     assert (result["metrics"]["micro_batches"], result["none"]["stepped"]) == (5, 0)
     for name in expected.keys() - {"micro_batches"}:
@@ -67,7 +75,10 @@ def test_two_ranks_with_unequal_shares_equal_one_process(tmp_path):
     assert_equal(result["first"], model.state_dict())
 
     rows = numbered(random_rows(1, 8))
-    parts = [micro_batches([r for r in rows if r.sequence in part], token_budget=1) for part in ((0, 1, 2), (3,))]
+    parts = [
+        micro_batches([r for r in rows if r.sequence in part], token_budget=1)
+        for part in ((0, 1, 2), (3,))
+    ]
     expected = policy_update(model, optimizer, parts, **SEVERAL_STEPS)
     assert (expected["optimizer_steps"], expected["staleness_mean"]) == (4, 1)
     for name in expected.keys() - {"micro_batches", "skipped"}:
@@ -79,7 +90,9 @@ def test_parts_that_a_rank_or_all_ranks_do_not_use_are_those_of_one_process(tmp_
     run_ranks(2, str(tmp_path / "result"), "unused")
     expected = update_unused_parts([row for part in unused_parts() for row in part], None)
     start = model_with_unused_parts().state_dict()
-    assert torch.equal(expected["weights"]["tower.weight"], start["tower.weight"]), "not even its weight decays"
+    assert torch.equal(expected["weights"]["tower.weight"], start["tower.weight"]), (
+        "not even its weight decays"
+    )
     for rank in range(2):
         result = torch.load(tmp_path / f"result.{rank}")
         assert_equal(result["weights"], expected["weights"])

@@ -1,4 +1,6 @@
-"""Trainings of several ranks, held against the same training in one process. Few, because each rank imports torch."""
+"""Trainings of several ranks, held against the same training in one process. Few, because each rank
+imports torch.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,19 @@ PATIENCE_SECONDS = 280.0
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(PROJECT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def command(folder: Path, sharding: str, **other: int) -> list[str]:
     keys = {**KEYS, **other}
-    flags = [word for name, value in keys.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        word for name, value in keys.items() for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     return ["-m", "hrm_agent", "train", "rl", *flags, "--sharding", sharding, "--out", str(folder)]
 
 
@@ -56,8 +65,15 @@ def one_process(folder: Path, **other: int) -> None:
 
 @contextmanager
 def ranks(words: Sequence[str]) -> Generator[list[subprocess.Popen[str]]]:
-    """Two, as torchrun starts them, without torchrun, which would end the one when the other does."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    """Two, as torchrun starts them, without torchrun,
+    which would end the one when the other does.
+    """
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     started = [
         subprocess.Popen(
             [sys.executable, *words],
@@ -111,7 +127,9 @@ def assert_equal(ours: Path, theirs: Path) -> None:
             assert row[name] == other[name]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
     assert rows[-1]["eval/correct"] == expected[-1]["eval/correct"]
-    weights, whole = (load_file(folder / "model" / "model.safetensors") for folder in (ours, theirs))
+    weights, whole = (
+        load_file(folder / "model" / "model.safetensors") for folder in (ours, theirs)
+    )
     assert weights.keys() == whole.keys()
     for name, weight in whole.items():
         assert torch.allclose(weights[name], weight, rtol=0, atol=1e-5), name
@@ -127,7 +145,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.whole
 @pytest.mark.slow
-def test_ddp_leads_to_the_weights_of_one_process_though_a_rank_was_killed(alone: Path, tmp_path: Path) -> None:
+def test_ddp_leads_to_the_weights_of_one_process_though_a_rank_was_killed(
+    alone: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     with ranks(command(folder, "ddp")) as (first, second):
         given_up = time.monotonic() + PATIENCE_SECONDS
@@ -145,7 +165,9 @@ def test_ddp_leads_to_the_weights_of_one_process_though_a_rank_was_killed(alone:
 
 @pytest.mark.whole
 @pytest.mark.slow
-def test_fsdp2_leads_to_the_weights_of_one_process_which_may_take_a_step_between(alone: Path, tmp_path: Path) -> None:
+def test_fsdp2_leads_to_the_weights_of_one_process_which_may_take_a_step_between(
+    alone: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     finished(command(folder, "fsdp2", steps=1))
     assert (folder / "checkpoints" / "step-000001" / "sharded").is_dir()
@@ -160,12 +182,17 @@ def test_micro_batches_are_shared_out_and_trajectories_kept_together() -> None:
     step = micro_batches(rows, token_budget=1)
     shares = shared_out([step, step[:1]], 3)
     assert [[len(part) for part in share] for share in shares] == [[3, 1], [3, 0], [2, 0]]
-    assert [batch for share in shares for batch in share[0]] == [step[i] for r in range(3) for i in range(r, 8, 3)]
+    assert [batch for share in shares for batch in share[0]] == [
+        step[i] for r in range(3) for i in range(r, 8, 3)
+    ]
     assert shared_out(step, 3) == [[share[0]] for share in shares]
 
     kept = [set(map(id, share[0])) for share in shared_out(step, 2, whole=True)]
     assert sum(map(len, kept)) == len(step)
-    sequences = [{number for batch in step if id(batch) in own for number in _sequences(batch)} for own in kept]
+    sequences = [
+        {number for batch in step if id(batch) in own for number in _sequences(batch)}
+        for own in kept
+    ]
     assert not sequences[0] & sequences[1] and all(sequences)
 
 
@@ -173,7 +200,13 @@ def _sequences(batch: MicroBatch) -> list[int]:
     return batch.sequences_K.tolist()
 
 
-JOINED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+JOINED = {
+    "WORLD_SIZE": "2",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -184,8 +217,16 @@ JOINED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127
         ("ddp", {}, "this one was started by itself"),
         ("ddp", {"ACCELERATE_USE_CPU": "True"}, "`accelerate launch` starts one"),
         ("ddp", {"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun started these 2 processes"),
-        ("fsdp2", {"WORLD_SIZE": "2", "RANK": "0"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"),
-        ("fsdp2", {**JOINED, "ACCELERATE_USE_FSDP": "true"}, "a way of its own to share the weights"),
+        (
+            "fsdp2",
+            {"WORLD_SIZE": "2", "RANK": "0"},
+            "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set",
+        ),
+        (
+            "fsdp2",
+            {**JOINED, "ACCELERATE_USE_FSDP": "true"},
+            "a way of its own to share the weights",
+        ),
     ],
 )
 def test_processes_that_were_started_otherwise_are_refused(
@@ -199,7 +240,9 @@ def test_processes_that_were_started_otherwise_are_refused(
         require_ranks(sharding)
 
 
-def test_processes_that_were_started_as_they_have_to_be_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_were_started_as_they_have_to_be_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in JOINED.items():
         monkeypatch.setenv(name, value)
     assert require_ranks("ddp") == 2

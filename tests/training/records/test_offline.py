@@ -1,4 +1,6 @@
-"""Training on runs on record: the same steps as those of a run that samples, and nothing is sampled."""
+"""Training on runs on record: the same steps as those of a run that samples, and nothing is
+sampled.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from hrm_agent.store import open_store
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import Row, read_metrics
-from hrm_agent.training.records.groups import RecordedGroup, RecordedGroups, kept_groups, select_groups
+from hrm_agent.training.records.groups import (
+    RecordedGroup,
+    RecordedGroups,
+    kept_groups,
+    select_groups,
+)
 from hrm_agent.training.records.offline import train_on_record
 from hrm_agent.training.records.rescoring import rescore
 from hrm_agent.training.tasks.own_verifier import VERIFIER_SPEC
@@ -27,7 +34,12 @@ from hrm_agent.trajectory import Overlay, RunStatus, Scoring, Trajectory
 from hrm_agent.trajectory.formats import export_to, read_jsonl
 
 CONFIG = GrpoConfig.of(
-    steps=3, prompts_per_step=3, group_size=4, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+    steps=3,
+    prompts_per_step=3,
+    group_size=4,
+    seed=5,
+    cooldown=0.0,
+    context={"max_turns": 4, "max_tokens": 96},
 )
 ROLLOUTS = 3 * 3 * 8
 
@@ -51,7 +63,9 @@ def nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("nothing_is_sampled")]
 
 
-def learned(folder: Path, *sources: Path, on_step: Callable[[Row], None] | None = None, **keys: Any) -> list[Row]:
+def learned(
+    folder: Path, *sources: Path, on_step: Callable[[Row], None] | None = None, **keys: Any
+) -> list[Row]:
     """The rows of a run in `folder` that learns from `sources`."""
     config = CONFIG.but(source=[str(source) for source in sources], **keys)
     asyncio.run(train_on_record(config, folder, on_step=on_step))
@@ -63,7 +77,9 @@ def weights(folder: Path) -> bytes:
 
 
 def untimed(rows: Iterable[Row]) -> list[Row]:
-    return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows
+    ]
 
 
 def verdicts(store: Path, run_id: str) -> list[Overlay]:
@@ -97,7 +113,9 @@ def test_an_export_teaches_the_same(name: str, sampled: Path, tmp_path: Path) ->
     assert weights(tmp_path / "again") == weights(sampled)
 
 
-def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(sampled: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(
+    sampled: Path, tmp_path: Path
+) -> None:
     class Cut(Exception):
         pass
 
@@ -122,15 +140,24 @@ def test_what_is_learned_from_is_kept_and_its_loss_is_told(sampled: Path, tmp_pa
 
 def test_a_second_pass_is_off_policy_and_may_be_too_stale(sampled: Path, tmp_path: Path) -> None:
     rows = learned(tmp_path / "two", sampled, steps=4)
-    assert [row["ratio_max"] == 1 for row in rows] == [True, True, True, False], "the ratio is to what was recorded"
+    assert [row["ratio_max"] == 1 for row in rows] == [
+        True,
+        True,
+        True,
+        False,
+    ], "the ratio is to what was recorded"
     assert rows[3]["staleness_mean"] == 3
     rows = learned(tmp_path / "fresh", sampled, steps=4, max_staleness=2)
     assert (rows[3]["skipped"], rows[3]["stepped"]) == (ALL_STALE, 0)
     assert rows[3]["stale_tokens"] > 0
 
 
-def test_other_weights_of_the_same_version_are_told_by_their_log_probs(sampled: Path, tmp_path: Path) -> None:
-    """Other rewards make another policy of the first step, which has the number of the one on record."""
+def test_other_weights_of_the_same_version_are_told_by_their_log_probs(
+    sampled: Path, tmp_path: Path
+) -> None:
+    """Other rewards make another policy of the first step, which has the number of the one on
+    record.
+    """
     turned = [t.model_copy(update={"rewards": {"correct": 1 - t.outcome}}) for t in stored(sampled)]
     path = exported(tmp_path / "turned.jsonl", turned)
     rows = learned(tmp_path / "turned", path)
@@ -139,7 +166,11 @@ def test_other_weights_of_the_same_version_are_told_by_their_log_probs(sampled: 
     assert rows[1]["staleness_mean"] == 0
     assert weights(tmp_path / "turned") != weights(sampled)
     rows = learned(tmp_path / "corrected", path, correction="token")
-    assert [row["ratio_max"] for row in rows] == [1, 1, 1], "a correction weighs the loss in place of the ratio"
+    assert [row["ratio_max"] for row in rows] == [
+        1,
+        1,
+        1,
+    ], "a correction weighs the loss in place of the ratio"
 
 
 def test_scores_of_a_name_stand_for_the_rewards(sampled: Path, tmp_path: Path) -> None:
@@ -153,7 +184,9 @@ def test_scores_of_a_name_stand_for_the_rewards(sampled: Path, tmp_path: Path) -
 
         asyncio.run(score())
         scorings = store.scorings.by_rubric("mine")
-        turned = [s.model_copy(update={"rubric": "turned", **_turned(s)}) for s in scorings.values()]
+        turned = [
+            s.model_copy(update={"rubric": "turned", **_turned(s)}) for s in scorings.values()
+        ]
         store.scorings.write(turned[1:])
     learned(tmp_path / "mine", copy, by="mine")
     assert weights(tmp_path / "mine") == weights(sampled)
@@ -161,11 +194,17 @@ def test_scores_of_a_name_stand_for_the_rewards(sampled: Path, tmp_path: Path) -
     assert weights(tmp_path / "turned") != weights(sampled)
     of_run = read_metrics(sampled / "metrics.jsonl")
     assert rows[2]["rollout/correct"] == pytest.approx(1 - of_run[2]["rollout/correct"])
-    unscored = [o for o in verdicts(tmp_path / "turned", "turned") if o.trajectory_id == turned[0].trajectory_id]
+    unscored = [
+        o
+        for o in verdicts(tmp_path / "turned", "turned")
+        if o.trajectory_id == turned[0].trajectory_id
+    ]
     assert [each.drop_reason for each in unscored] == ["not_scored"]
     with open_store(copy) as store:
         store.scorings.write([s.model_copy(update={"rubric": "turned"}) for s in scorings.values()])
-    assert untimed(learned(tmp_path / "turned", copy, by="turned")) == untimed(rows), "as scored when it was begun"
+    assert untimed(learned(tmp_path / "turned", copy, by="turned")) == untimed(rows), (
+        "as scored when it was begun"
+    )
     with pytest.raises(ConfigError, match="no scores 'turnd'"):
         learned(tmp_path / "none", copy, by="turnd")
 
@@ -199,35 +238,51 @@ def test_a_rubric_scores_now_and_once(sampled: Path, tmp_path: Path) -> None:
 
 def test_groups_of_no_training_are_drawn_by_the_seed(sampled: Path, tmp_path: Path) -> None:
     renamed = [
-        t.model_copy(update={"thread_id": f"x/{t.id}", "run_id": "x", "group_id": t.group_id}) for t in stored(sampled)
+        t.model_copy(update={"thread_id": f"x/{t.id}", "run_id": "x", "group_id": t.group_id})
+        for t in stored(sampled)
     ]
     path = exported(tmp_path / "renamed.jsonl", [_moved(t) for t in renamed])
     rows = learned(tmp_path / "drawn", path, prompts_per_step=4, steps=4)
-    assert [row["rollout/count"] for row in rows] == [32, 32, 8, 32], "nine groups, then the next pass"
+    assert [row["rollout/count"] for row in rows] == [
+        32,
+        32,
+        8,
+        32,
+    ], "nine groups, then the next pass"
     groups = kept_groups(tmp_path / "drawn")
     assert groups is not None and groups.own_steps() is None
-    assert rows[0]["staleness_mean"] < 0 or rows[0]["ratio_max"] != 1, "tokens of later versions are off-policy"
+    assert rows[0]["staleness_mean"] < 0 or rows[0]["ratio_max"] != 1, (
+        "tokens of later versions are off-policy"
+    )
 
 
 def _moved(trajectory: Trajectory) -> Trajectory:
     """Its calls on its own thread."""
     calls = [
-        c.model_copy(update={"identity": c.identity.model_copy(update={"thread_id": trajectory.thread_id})})
+        c.model_copy(
+            update={"identity": c.identity.model_copy(update={"thread_id": trajectory.thread_id})}
+        )
         for c in trajectory.calls
     ]
     return trajectory.model_copy(update={"calls": tuple(calls)})
 
 
 def test_passes_have_orders_of_their_own() -> None:
-    groups = tuple(RecordedGroup(source=0, group_id=str(n), step=None, rollouts=()) for n in range(7))
+    groups = tuple(
+        RecordedGroup(source=0, group_id=str(n), step=None, rollouts=()) for n in range(7)
+    )
     drawn = RecordedGroups(sources=("x",), groups=groups)
     assert drawn.steps_of_pass(3) == 3
-    passes = [[g.group_id for step in range(3 * n, 3 * n + 3) for g in drawn.of_step(step, 3, 0)] for n in range(2)]
+    passes = [
+        [g.group_id for step in range(3 * n, 3 * n + 3) for g in drawn.of_step(step, 3, 0)]
+        for n in range(2)
+    ]
     assert sorted(passes[0]) == sorted(passes[1]) == [str(n) for n in range(7)]
     assert passes[0] != passes[1]
     assert drawn.of_step(0, 3, 0) != drawn.of_step(0, 3, 1)
     gaps = RecordedGroups(
-        sources=("x",), groups=tuple(g.model_copy(update={"step": 4 + 2 * (int(g.group_id) // 4)}) for g in groups)
+        sources=("x",),
+        groups=tuple(g.model_copy(update={"step": 4 + 2 * (int(g.group_id) // 4)}) for g in groups),
     )
     assert gaps.own_steps() == [4, 6]
     assert [len(gaps.of_step(step, 1, 0)) for step in range(4)] == [4, 3, 4, 3]
@@ -241,7 +296,9 @@ def test_what_is_left_out_is_counted(sampled: Path, tmp_path: Path) -> None:
         {"thread_id": "run/eval-1/0/0", "group_id": "run/eval-1/0"},
     ]
     some = [t.model_copy(update=change) for t, change in zip(whole, changes, strict=False)]
-    other = whole[8].model_copy(update={"thread_id": "run/step-2/99/0", "group_id": "run/step-2/99"})
+    other = whole[8].model_copy(
+        update={"thread_id": "run/step-2/99/0", "group_id": "run/step-2/99"}
+    )
     path = exported(tmp_path / "some.jsonl", [*some, *whole[3:8], other, *whole[9:]])
     found = select_groups(CONFIG.but(source=[str(path), str(sampled)]), str(tmp_path / "x.db"))
     assert found.left_out == {
@@ -256,7 +313,9 @@ def test_what_is_left_out_is_counted(sampled: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_name_are_not_taken_for_one(sampled: Path, tmp_path: Path) -> None:
-    later = [each.model_copy(update={"started_at": each.started_at + 60}) for each in stored(sampled)]
+    later = [
+        each.model_copy(update={"started_at": each.started_at + 60}) for each in stored(sampled)
+    ]
     path = exported(tmp_path / "later.jsonl", later)
     with pytest.raises(ConfigError, match=r"two different runs that are both called 'run'"):
         select_groups(CONFIG.but(source=[str(path), str(sampled)]), str(tmp_path / "x.db"))
@@ -264,22 +323,34 @@ def test_two_runs_of_one_name_are_not_taken_for_one(sampled: Path, tmp_path: Pat
 
 def greedy(trajectory: Trajectory) -> Trajectory:
     def of(call: Any) -> Any:
-        return call.model_copy(update={"sampling": call.sampling.model_copy(update={"temperature": 0.0})})
+        return call.model_copy(
+            update={"sampling": call.sampling.model_copy(update={"temperature": 0.0})}
+        )
 
     return trajectory.model_copy(update={"calls": tuple(map(of, trajectory.calls))})
 
 
 def hosted(trajectory: Trajectory) -> Trajectory:
-    none = {"token_ids": (), "mask": (), "logprobs": (), "model": "openai:gpt", "untrainable": "no token ids"}
+    none = {
+        "token_ids": (),
+        "mask": (),
+        "logprobs": (),
+        "model": "openai:gpt",
+        "untrainable": "no token ids",
+    }
     calls = tuple(call.model_copy(update=none) for call in trajectory.calls)
     return trajectory.model_copy(update={"calls": calls, "policy": "openai:gpt"})
 
 
 def of_another_tokenizer(trajectory: Trajectory) -> Trajectory:
     def of(call: Any) -> Any:
-        return call.model_copy(update={"model": "theirs", "token_ids": tuple(t % 90 + 5 for t in call.token_ids)})
+        return call.model_copy(
+            update={"model": "theirs", "token_ids": tuple(t % 90 + 5 for t in call.token_ids)}
+        )
 
-    return trajectory.model_copy(update={"calls": tuple(map(of, trajectory.calls)), "policy": "theirs"})
+    return trajectory.model_copy(
+        update={"calls": tuple(map(of, trajectory.calls)), "policy": "theirs"}
+    )
 
 
 def beyond_the_vocabulary(trajectory: Trajectory) -> Trajectory:
@@ -290,7 +361,9 @@ def beyond_the_vocabulary(trajectory: Trajectory) -> Trajectory:
 
 
 def equally_right(trajectory: Trajectory) -> Trajectory:
-    return trajectory.model_copy(update={"rewards": {"correct": 1.0}, "status": RunStatus.COMPLETED})
+    return trajectory.model_copy(
+        update={"rewards": {"correct": 1.0}, "status": RunStatus.COMPLETED}
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,8 +385,12 @@ def test_with_nothing_to_learn_nothing_is_begun(
     assert not (tmp_path / "run").exists()
 
 
-def test_another_policy_of_the_same_tokenizer_teaches_off_policy(sampled: Path, tmp_path: Path) -> None:
-    """The run's own end, under the name of its folder: the version says 0, the log-probs say otherwise."""
+def test_another_policy_of_the_same_tokenizer_teaches_off_policy(
+    sampled: Path, tmp_path: Path
+) -> None:
+    """The run's own end, under the name of its folder: the version says 0, the log-probs say
+    otherwise.
+    """
     tokenizer = AutoTokenizer.from_pretrained(sampled / "model")
     assert len(tokenizer) < 100_000
     rows = learned(tmp_path / "run", sampled, policy=str(sampled / "model"), steps=1)
@@ -322,7 +399,9 @@ def test_another_policy_of_the_same_tokenizer_teaches_off_policy(sampled: Path, 
     assert rows[0]["select/untrainable_calls"] == 0
 
 
-def test_calls_that_cannot_be_trained_on_are_counted_in_the_row(sampled: Path, tmp_path: Path) -> None:
+def test_calls_that_cannot_be_trained_on_are_counted_in_the_row(
+    sampled: Path, tmp_path: Path
+) -> None:
     whole = stored(sampled)
     path = exported(tmp_path / "runs.jsonl", [*map(greedy, whole[:24]), *whole[24:]])
     rows = learned(tmp_path / "run", path)
@@ -335,7 +414,10 @@ def test_a_source_is_not_written_to(sampled: Path, tmp_path: Path) -> None:
     for config, folder in (
         (CONFIG.but(source=[str(sampled)]), sampled),
         (CONFIG.but(source=[str(sampled / "store.db")], store=str(sampled)), tmp_path / "run"),
-        (CONFIG.but(source=[str(sampled)], store=f"sqlite:///{sampled / 'store.db'}"), tmp_path / "run"),
+        (
+            CONFIG.but(source=[str(sampled)], store=f"sqlite:///{sampled / 'store.db'}"),
+            tmp_path / "run",
+        ),
     ):
         with pytest.raises(ConfigError, match="a source is only read"):
             asyncio.run(train_on_record(config, folder))

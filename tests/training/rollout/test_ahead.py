@@ -1,4 +1,6 @@
-"""Rollouts of coming steps under way: how old a token may be, and what a killed run finds of them."""
+"""Rollouts of coming steps under way: how old a token may be,
+and what a killed run finds of them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ STAGED = CONFIG.but(
     steps=4,
     stages=(
         TrainingStage(name="short", steps=2, rollout_tokens=48, turns=2),
-        TrainingStage(name="long", steps=2, rollout_tokens=96, turns=3, leave_out_solved=2, reset_optimizer=True),
+        TrainingStage(
+            name="long",
+            steps=2,
+            rollout_tokens=96,
+            turns=3,
+            leave_out_solved=2,
+            reset_optimizer=True,
+        ),
     ),
     refill=2,
     problems=8,
@@ -74,7 +83,9 @@ def assert_within_bound(folder: Path, behind: int) -> None:
             assert versions <= set(range(max(0, step - behind), step + 1)), thread
 
 
-def taken_again(folder: Path, config: GrpoConfig, to: Path) -> tuple[list[Row], dict[str, list[tuple[int, ...]]]]:
+def taken_again(
+    folder: Path, config: GrpoConfig, to: Path
+) -> tuple[list[Row], dict[str, list[tuple[int, ...]]]]:
     """Take a run again, from its first checkpoint on; its rows and its tokens."""
     copy = Path(shutil.copytree(folder, to))
     shutil.rmtree(copy / "model")
@@ -86,27 +97,44 @@ def taken_again(folder: Path, config: GrpoConfig, to: Path) -> tuple[list[Row], 
 
 
 def without_times(rows: list[Row]) -> list[Row]:
-    return [{k: v for k, v in row.items() if not k.endswith("_seconds") and k != "update_overlap"} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.endswith("_seconds") and k != "update_overlap"}
+        for row in rows
+    ]
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("behind", [1, 2])
 def test_no_token_is_older_than_the_bound(behind: int, tmp_path: Path) -> None:
-    config = CONFIG.but(versions_behind=behind, concurrency=4)  # rollouts wait for others, and span several versions
+    # rollouts wait for others, and span several versions
+    config = CONFIG.but(versions_behind=behind, concurrency=4)
     asyncio.run(train(config, tmp_path / "run"))
     assert_within_bound(tmp_path / "run", behind)
     found, rows = on_record(tmp_path / "run"), read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert len(found) == CONFIG.steps * ROLLOUTS and [f for each in found.values() for f in lint(each)] == []
-    trained = [row for row in rows if row["staleness_mean"] is not None]  # None: all groups had equal rewards
-    assert trained and all(0 <= row["staleness_mean"] <= row["staleness_max"] <= behind for row in trained)
+    assert (
+        len(found) == CONFIG.steps * ROLLOUTS
+        and [f for each in found.values() for f in lint(each)] == []
+    )
+    # None: all groups had equal rewards
+    trained = [row for row in rows if row["staleness_mean"] is not None]
+    assert trained and all(
+        0 <= row["staleness_mean"] <= row["staleness_max"] <= behind for row in trained
+    )
     assert {row["stale_tokens"] for row in rows} == {0.0}
-    older = [t for thread, t in found.items() for c in t.own_calls if c.policy_version < (step_of(thread) or 0)]
+    older = [
+        t
+        for thread, t in found.items()
+        for c in t.own_calls
+        if c.policy_version < (step_of(thread) or 0)
+    ]
     assert older, "something was sampled ahead"
 
 
 @pytest.fixture(scope="module")
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that killed themselves at the moment when so many steps or rollouts had ended, by name."""
+    """Runs that killed themselves at the moment when so many steps or rollouts had ended,
+    by name.
+    """
     return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), asked_for(KILLS, request))
 
 
@@ -114,12 +142,19 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("name", moments(KILLS, "inside the first two steps"))
 def test_a_killed_run_finds_what_was_under_way(name: str, killed: Path, tmp_path: Path) -> None:
     folder = killed / name / "run"
-    ended = {thread: each for thread, each in on_record(folder).items() if each.ended_at is not None}
+    ended = {
+        thread: each for thread, each in on_record(folder).items() if each.ended_at is not None
+    }
     assert ended
     asyncio.run(train(CONFIG, folder))
     found = on_record(folder)
-    assert {thread: found[thread] for thread in ended} == ended, "what had ended was not sampled again"
-    assert len(found) == CONFIG.steps * ROLLOUTS and [f for each in found.values() for f in lint(each)] == []
+    assert {thread: found[thread] for thread in ended} == ended, (
+        "what had ended was not sampled again"
+    )
+    assert (
+        len(found) == CONFIG.steps * ROLLOUTS
+        and [f for each in found.values() for f in lint(each)] == []
+    )
     assert_within_bound(folder, 1)
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
@@ -135,7 +170,9 @@ def test_stages_refill_and_evaluations_come_to_the_same_from_the_record(tmp_path
     rows, tokens = read_metrics(folder / "metrics.jsonl"), sampled_tokens(folder)
     assert [row["stage"] for row in rows] == [0, 0, 1, 1]
     assert [row["eval/correct"] is not None for row in rows] == [False, True, False, True]
-    assert any(row["staleness_max"] for row in rows) and not rows[2]["staleness_max"], "a stage begins on its own"
+    assert any(row["staleness_max"] for row in rows) and not rows[2]["staleness_max"], (
+        "a stage begins on its own"
+    )
     evaluated = {thread: each for thread, each in on_record(folder).items() if "/eval-" in thread}
     for thread, each in evaluated.items():
         version = int(thread.split("/")[1].removeprefix("eval-"))
@@ -150,7 +187,10 @@ def test_replies_that_are_dropped_leave_nothing_on_record(tmp_path: Path) -> Non
     asyncio.run(train(CONFIG.but(on_publish="abort", concurrency=4), tmp_path / "run"))
     assert_within_bound(tmp_path / "run", 1)
     found = on_record(tmp_path / "run")
-    assert len(found) == CONFIG.steps * ROLLOUTS and [f for each in found.values() for f in lint(each)] == []
+    assert (
+        len(found) == CONFIG.steps * ROLLOUTS
+        and [f for each in found.values() for f in lint(each)] == []
+    )
 
 
 @pytest.mark.whole
@@ -158,7 +198,10 @@ def test_an_adapter_and_worker_processes_go_with_it(tmp_path: Path) -> None:
     config = CONFIG.but(steps=2, group_size=4, lora_rank=2, processes=2)
     asyncio.run(train(config, tmp_path / "run"))
     assert_within_bound(tmp_path / "run", 1)
-    assert [row["stepped"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1.0, 1.0]
+    assert [row["stepped"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
+        1.0,
+        1.0,
+    ]
 
 
 # what is begun when
@@ -214,18 +257,24 @@ def test_on_a_plateau_what_was_begun_is_taken_and_no_more(tmp_path: Path) -> Non
 
 def test_what_is_on_record_and_too_old_is_not_trained_on() -> None:
     def sampled_by(index: int, version: int) -> Trajectory:
-        return trajectory(index, float(index % 2), calls=(call(f"call-{index}", policy_version=version),))
+        return trajectory(
+            index, float(index % 2), calls=(call(f"call-{index}", policy_version=version),)
+        )
 
     group = [sampled_by(index, version) for index, version in enumerate((4, 4, 2, 3, 3, 4))]
     config = CONFIG.but(algorithm="grpo", group_size=6, oversampling=2.0)
-    judged = {o.trajectory_id: o for o in judge_group([(each,) for each in group], 4, "run", config)}
+    judged = {
+        o.trajectory_id: o for o in judge_group([(each,) for each in group], 4, "run", config)
+    }
     assert len(judged) == len(group)
     old = judged[group[2].id]
     assert (old.verdict, old.drop_reason) == (Verdict.DROPPED, DropReason.TOO_OLD)
     assert old.reason == "sampled by weights 2 versions back, more than versions_behind = 1"
     assert {o.verdict for o in judged.values() if o is not old} == {Verdict.KEPT}
     alone = [sampled_by(index, 0) for index in range(2)]
-    assert {o.drop_reason for o in judge_group([(each,) for each in alone], 4, "run", config)} == {DropReason.TOO_OLD}
+    assert {o.drop_reason for o in judge_group([(each,) for each in alone], 4, "run", config)} == {
+        DropReason.TOO_OLD
+    }
 
 
 # what is refused

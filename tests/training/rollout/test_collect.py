@@ -38,9 +38,14 @@ def test_a_moved_folder_is_the_same_run(tmp_path: Path) -> None:
 
 def test_two_processes_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with ScriptedEngine([]) as engine, pytest.raises(RunError, match="Another process is at work"):
+        with (
+            ScriptedEngine([]) as engine,
+            pytest.raises(RunError, match="Another process is at work"),
+        ):
             run(tmp_path, engine)
         other.kill()
     with ScriptedEngine(lambda _: "x") as engine:

@@ -22,13 +22,19 @@ LOST: dict[str, Any] = {"tool_calls": (tool_call("a"), tool_call("x", ToolStatus
 
 
 def group(able: int, size: int) -> list[Trajectory]:
-    """Of `size` rollouts `able` can take part, every other one right; the rest failed in turn in each way."""
+    """Of `size` rollouts `able` can take part, every other one right; the rest failed in turn in
+    each way.
+    """
     return [one(i, able=i < able) for i in range(size)]
 
 
 @cache
 def one(index: int, *, able: bool) -> Trajectory:
-    faults: tuple[dict[str, Any], ...] = ({"status": RunStatus.FAILED}, LOST, {"status": RunStatus.ABORTED})
+    faults: tuple[dict[str, Any], ...] = (
+        {"status": RunStatus.FAILED},
+        LOST,
+        {"status": RunStatus.ABORTED},
+    )
     return rollout(index, float(index % 2), **({} if able else faults[index % len(faults)]))
 
 
@@ -36,7 +42,9 @@ def one(index: int, *, able: bool) -> Trajectory:
 def test_a_group_is_trained_on_exactly_if_enough_of_it_can_take_part(share: str) -> None:
     for size in range(2, 33):
         for able in range(size + 1):
-            overlays = group_advantages(select(group(able, size), size, "grpo", seed=0, min_group=float(share)))
+            overlays = group_advantages(
+                select(group(able, size), size, "grpo", seed=0, min_group=float(share))
+            )
             trained = [o for o in overlays if o.advantage is not None]
             enough = able >= Fraction(share) * size
             assert len(trained) == (able if enough and able > 1 else 0), (able, size)
@@ -63,9 +71,17 @@ def test_what_is_needed_is_exact_where_floats_are_not() -> None:
         ({"status": RunStatus.TRUNCATED, **LOST}, DropReason.INFRASTRUCTURE, True),
         ({"status": RunStatus.FAILED}, DropReason.RUN_FAILED, True),
         ({"status": RunStatus.FAILED, **LOST}, DropReason.INFRASTRUCTURE, True),
-        ({"status": RunStatus.FAILED, "stop_reason": StopReason.ERROR}, DropReason.RUN_FAILED, True),
+        (
+            {"status": RunStatus.FAILED, "stop_reason": StopReason.ERROR},
+            DropReason.RUN_FAILED,
+            True,
+        ),
         ({"status": RunStatus.FAILED, "stop_reason": StopReason.UNUSABLE_ANSWER}, None, False),
-        ({"status": RunStatus.FAILED, "stop_reason": StopReason.UNUSABLE_ANSWER, "rewards": {}}, None, False),
+        (
+            {"status": RunStatus.FAILED, "stop_reason": StopReason.UNUSABLE_ANSWER, "rewards": {}},
+            None,
+            False,
+        ),
         ({**VERIFIER, "rewards": {}}, DropReason.NOT_SCORED, True),
         ({"rewards": {}}, DropReason.NOT_SCORED, False),
         ({"status": RunStatus.ABORTED}, DropReason.ABORTED, False),
@@ -73,7 +89,9 @@ def test_what_is_needed_is_exact_where_floats_are_not() -> None:
         ({"tool_calls": (tool_call("a", ToolStatus.TIMEOUT),)}, None, False),
     ],
 )
-def test_what_is_a_fault_and_what_is_run_again(facts: dict[str, Any], reason: DropReason | None, again: bool) -> None:
+def test_what_is_a_fault_and_what_is_run_again(
+    facts: dict[str, Any], reason: DropReason | None, again: bool
+) -> None:
     whole = rollout(0, 1.0, **facts)
     fault = fault_of(whole)
     assert (fault and fault[0], needs_second_attempt(whole)) == (reason, again)
@@ -81,8 +99,13 @@ def test_what_is_a_fault_and_what_is_run_again(facts: dict[str, Any], reason: Dr
 
 def test_the_overlay_names_what_was_lost() -> None:
     lost = tool_call("x", ToolStatus.INFRASTRUCTURE).model_copy(update={"stderr": "the slot died"})
-    overlays = select([*group(4, 4), rollout(4, 1.0, tool_calls=(lost,))], 4, "grpo", seed=0, min_group=0.75)
-    assert (overlays[-1].verdict, overlays[-1].drop_reason) == (Verdict.DROPPED, DropReason.INFRASTRUCTURE)
+    overlays = select(
+        [*group(4, 4), rollout(4, 1.0, tool_calls=(lost,))], 4, "grpo", seed=0, min_group=0.75
+    )
+    assert (overlays[-1].verdict, overlays[-1].drop_reason) == (
+        Verdict.DROPPED,
+        DropReason.INFRASTRUCTURE,
+    )
     assert "python: the slot died" in overlays[-1].reason
     assert sum(o.verdict is Verdict.KEPT for o in overlays) == 4
 
@@ -97,7 +120,10 @@ UNUSABLE: dict[str, Any] = {
 
 def test_a_rollout_whose_answer_the_graph_could_not_use_is_a_negative() -> None:
     overlays = select(
-        [rollout(0, 1.0), rollout(1, 1.0), *(rollout(i, 0.0, **UNUSABLE) for i in (2, 3))], 4, "grpo", seed=0
+        [rollout(0, 1.0), rollout(1, 1.0), *(rollout(i, 0.0, **UNUSABLE) for i in (2, 3))],
+        4,
+        "grpo",
+        seed=0,
     )
     assert [o.advantage for o in group_advantages(overlays)] == pytest.approx(
         [0.75**0.5, 0.75**0.5, -(0.75**0.5), -(0.75**0.5)], abs=1e-5
@@ -106,8 +132,13 @@ def test_a_rollout_whose_answer_the_graph_could_not_use_is_a_negative() -> None:
 
 
 def test_nobody_gains_by_writing_what_cannot_be_read() -> None:
-    """Where right and wrong answers have rewards below 0, a failed run has the lowest of them, and not 0."""
-    graded = [rollout(i, float(i == 0), rewards={"correct": float(i == 0), "reward": -0.5 * i}) for i in range(3)]
+    """Where right and wrong answers have rewards below 0, a failed run has the lowest of them, and
+    not 0.
+    """
+    graded = [
+        rollout(i, float(i == 0), rewards={"correct": float(i == 0), "reward": -0.5 * i})
+        for i in range(3)
+    ]
     overlays = select([*graded, rollout(3, 0.0, **UNUSABLE, rewards={})], 4, "grpo", seed=0)
     assert [o.reward for o in overlays] == [0.0, -0.5, -1.0, -1.0]
     above = [rollout(i, 1.0, rewards={"correct": 1.0, "reward": 2.0 + i}) for i in range(2)]
@@ -117,10 +148,19 @@ def test_nobody_gains_by_writing_what_cannot_be_read() -> None:
 def test_what_every_rollout_raises_is_the_graphs_own_doing() -> None:
     same = [rollout(i, 0.0, **UNUSABLE) for i in range(4)]
     overlays = select(same, 4, "grpo", seed=0, min_group=0.75)
-    assert {(o.verdict, o.drop_reason) for o in overlays} == {(Verdict.GROUP_REJECTED, DropReason.RUN_FAILED)}
-    assert "all 4 rollouts raised ValueError: no plan in 'x' (agent.py:7 in plan)" in overlays[0].reason
-    other = select([*same, rollout(4, 0.0, **{**UNUSABLE, "error_at": "agent.py:9 in act"})], 5, "grpo", seed=0)
-    assert {o.drop_reason for o in other} == {DropReason.EQUAL_REWARDS}, "some have got past that line"
+    assert {(o.verdict, o.drop_reason) for o in overlays} == {
+        (Verdict.GROUP_REJECTED, DropReason.RUN_FAILED)
+    }
+    assert (
+        "all 4 rollouts raised ValueError: no plan in 'x' (agent.py:7 in plan)"
+        in overlays[0].reason
+    )
+    other = select(
+        [*same, rollout(4, 0.0, **{**UNUSABLE, "error_at": "agent.py:9 in act"})], 5, "grpo", seed=0
+    )
+    assert {o.drop_reason for o in other} == {DropReason.EQUAL_REWARDS}, (
+        "some have got past that line"
+    )
 
 
 CUT: dict[str, Any] = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.MAX_TOKENS}
@@ -131,7 +171,10 @@ def test_truncated_rollouts_are_wrong_or_left_out_or_keep_their_reward() -> None
 
     def judged(**keys: Any) -> list[Any]:
         config = GrpoConfig.of(group_size=3, algorithm="grpo", **keys)
-        return sorted(judge_group([(each,) for each in whole], 0, "run", config), key=lambda o: o.trajectory_id)
+        return sorted(
+            judge_group([(each,) for each in whole], 0, "run", config),
+            key=lambda o: o.trajectory_id,
+        )
 
     assert [o.reward for o in judged()] == [1.0, 0.0, 0.0]
     assert [o.reward for o in judged(truncated="keep_reward")] == [1.0, 0.0, 0.25]
@@ -140,6 +183,8 @@ def test_truncated_rollouts_are_wrong_or_left_out_or_keep_their_reward() -> None
     assert (out.verdict, out.drop_reason) == (Verdict.DROPPED, DropReason.TRUNCATED)
     assert "max_tokens" in out.reason
     advantages = [o.advantage for o in group_advantages([kept, wrong, out])]
-    assert advantages == pytest.approx([0.5**0.5, -(0.5**0.5), None], abs=1e-5), "it is no part of the mean either"
+    assert advantages == pytest.approx([0.5**0.5, -(0.5**0.5), None], abs=1e-5), (
+        "it is no part of the mean either"
+    )
     with pytest.raises(ValidationError):
         GrpoConfig.of(truncated="maybe")

@@ -1,4 +1,6 @@
-"""Runs that are scored by a rubric of the user's: collected, trained on, killed between scoring and record."""
+"""Runs that are scored by a rubric of the user's: collected, trained on, killed between scoring and
+record.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def collected(folder: Path, rewards: str, engine: ScriptedEngine, samples: int = 1) -> list[Trajectory]:
-    config = CollectConfig(policy="scripted", count=3, samples=samples, context={"max_turns": 1}, rewards=rewards)
+def collected(
+    folder: Path, rewards: str, engine: ScriptedEngine, samples: int = 1
+) -> list[Trajectory]:
+    config = CollectConfig(
+        policy="scripted", count=3, samples=samples, context={"max_turns": 1}, rewards=rewards
+    )
     return asyncio.run(collect(config, folder, backend=engine))
 
 
@@ -94,19 +100,28 @@ def test_another_rubric_is_written_beside_and_takes_the_place_of_nothing(here: P
             store.scorings.write(given, as_rewards=True)
             assert list(store.journal.trajectories()) == found
             assert store.scorings.rubrics() == ["./mine.py:tidy_rubric", "answer:text"]
-            assert [s.rubric for s in store.scorings.of(found[0].id)] == ["./mine.py:tidy_rubric", "answer:text"]
+            assert [s.rubric for s in store.scorings.of(found[0].id)] == [
+                "./mine.py:tidy_rubric",
+                "answer:text",
+            ]
 
     asyncio.run(again())
 
 
-def test_a_rubric_that_returns_no_number_stops_the_run_which_goes_on_when_it_is_mended(here: Path) -> None:
+def test_a_rubric_that_returns_no_number_stops_the_run_which_goes_on_when_it_is_mended(
+    here: Path,
+) -> None:
     (here / "odd.py").write_text("def grade(text):\n    return 'good'\n")
     with ScriptedEngine(lambda _: "x") as engine:
         with pytest.raises(HrmError, match="'grade' returned 'good', a str"):
             collected(here / "run", "./odd.py:grade", engine)
         (here / "odd.py").write_text("def grade(text):\n    return 1\n")
-        __import__("sys").modules.pop(next(m for m in __import__("sys").modules if m.startswith("user_graph_odd")))
-        assert [t.rewards["reward"] for t in collected(here / "run", "./odd.py:grade", engine)] == [1.0] * 3
+        __import__("sys").modules.pop(
+            next(m for m in __import__("sys").modules if m.startswith("user_graph_odd"))
+        )
+        assert [t.rewards["reward"] for t in collected(here / "run", "./odd.py:grade", engine)] == [
+            1.0
+        ] * 3
         assert engine.calls == 3, "no rollout was lost"
 
 
@@ -125,10 +140,20 @@ def test_training_maximises_the_weighted_sum_and_drops_what_has_no_reward(here: 
     faulty = {id_ for id_, scoring in scorings.items() if not scoring.rewards}
     assert faulty == {id_ for id_, t in trajectories.items() if not t.rewards}
     assert {overlays[id_].drop_reason for id_ in faulty} <= {DropReason.NOT_SCORED}
-    assert {s.fault for id_ in faulty for s in scorings[id_].scores if s.fault} <= {RewardFault.RAISED}
-    assert all(overlays[id_].reward == t.rewards["reward"] for id_, t in trajectories.items() if t.rewards)
+    assert {s.fault for id_ in faulty for s in scorings[id_].scores if s.fault} <= {
+        RewardFault.RAISED
+    }
+    assert all(
+        overlays[id_].reward == t.rewards["reward"] for id_, t in trajectories.items() if t.rewards
+    )
     (row,) = read_metrics(here / "run" / "metrics.jsonl")
-    assert {"reward/tidy", "reward/brief", "reward/wordy", "reward/reward", "reward_seconds"} <= row.keys()
+    assert {
+        "reward/tidy",
+        "reward/brief",
+        "reward/wordy",
+        "reward/reward",
+        "reward_seconds",
+    } <= row.keys()
     assert row["stepped"]
 
 
@@ -157,7 +182,9 @@ def noted(state):
 
 def test_a_reward_reads_a_state_of_the_users_own_types(here: Path) -> None:
     (here / "own.py").write_text(OWN_GRAPH)
-    config = CollectConfig(policy="scripted", count=2, graph="./own.py:graph", rewards="./own.py:noted")
+    config = CollectConfig(
+        policy="scripted", count=2, graph="./own.py:graph", rewards="./own.py:noted"
+    )
     with ScriptedEngine(lambda _: "x") as engine:
         found = asyncio.run(collect(config, here / "run", backend=engine))
     assert [t.rewards["noted"] for t in found] == [0.75, 0.75]

@@ -1,4 +1,6 @@
-"""Which tasks a training draws, when a stage ends, and which problems leave: a function of saved state."""
+"""Which tasks a training draws, when a stage ends, and which problems leave: a function of saved
+state.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from hrm_agent.errors import ConfigError, TaskError
 from hrm_agent.training.config.commands import GrpoConfig, SftConfig
 from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.rollout.groups import Group, Groups
-from hrm_agent.training.rollout.source import RunProgress, StepPlan, TaskSource, held_out, key_of, tasks_of_run
+from hrm_agent.training.rollout.source import (
+    RunProgress,
+    StepPlan,
+    TaskSource,
+    held_out,
+    key_of,
+    tasks_of_run,
+)
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.training_order import training_tasks
 from hrm_agent.training.update.schedule import Schedule
@@ -23,9 +32,18 @@ from hrm_agent.training.update.schedule import Schedule
 CONFIGS = Path(__file__).parents[3] / "configs"
 STAGES = (
     TrainingStage(name="short", steps=3, rollout_tokens=32, turns=2, problems=8),
-    TrainingStage(name="long", steps=4, rollout_tokens=64, learning_rate=1e-5, reset_optimizer=True, problems=8),
+    TrainingStage(
+        name="long",
+        steps=4,
+        rollout_tokens=64,
+        learning_rate=1e-5,
+        reset_optimizer=True,
+        problems=8,
+    ),
 )
-STAGED = GrpoConfig.of(stages=STAGES, prompts_per_step=4, warmup_steps=2, cooldown=0.0, learning_rate=1e-3)
+STAGED = GrpoConfig.of(
+    stages=STAGES, prompts_per_step=4, warmup_steps=2, cooldown=0.0, learning_rate=1e-3
+)
 
 
 def plans(source: TaskSource, first: int = 0, correct: float = 0.5) -> list[StepPlan]:
@@ -52,7 +70,9 @@ def test_without_stages_the_tasks_are_those_of_the_training_order(tmp_path: Path
 def test_each_stage_has_its_lengths_and_its_rates(tmp_path: Path) -> None:
     found = plans(TaskSource(STAGED, tmp_path))
     assert [plan.stage for plan in found] == [0, 0, 0, 1, 1, 1, 1]
-    assert [plan.rate for plan in found] == pytest.approx([5e-4, 1e-3, 1e-3, 5e-6, 1e-5, 1e-5, 1e-5])
+    assert [plan.rate for plan in found] == pytest.approx(
+        [5e-4, 1e-3, 1e-3, 5e-6, 1e-5, 1e-5, 1e-5]
+    )
     assert found[0].config.context == {"max_tokens": 32, "max_turns": 2}
     assert found[-1].config.context == {"max_tokens": 64} and STAGED.steps == 7
     assert {task for plan in found for task in ids(plan)} == {
@@ -64,7 +84,14 @@ def test_a_plateau_ends_a_stage_and_the_state_is_all_that_is_needed(tmp_path: Pa
     stages = (STAGES[0].model_copy(update={"plateau": 1}), STAGES[1])
     config = GrpoConfig.of(stages=stages, prompts_per_step=2)
     whole = plans(TaskSource(config, tmp_path))
-    assert [plan.stage for plan in whole] == [0, 0, 1, 1, 1, 1], "the second step reached no new best"
+    assert [plan.stage for plan in whole] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ], "the second step reached no new best"
     source = TaskSource(config, tmp_path)
     before: list[StepPlan] = []
     for step in range(len(whole)):
@@ -99,7 +126,9 @@ def test_problems_that_are_mastered_leave_and_an_empty_pool_ends_the_run(tmp_pat
     assert source.plan(7) is None
 
 
-def test_a_stage_without_problems_gives_way_to_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_without_problems_gives_way_to_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = GrpoConfig.of(
         stages=(
             TrainingStage(name="few", steps=5, problems=4),
@@ -113,13 +142,19 @@ def test_a_stage_without_problems_gives_way_to_the_next(tmp_path: Path, capsys: 
     assert plan is not None
     source.take_in({key_of(task.family, task.id): [True] for task in plan.tasks}, 1.0)
     assert source.goes_on(1) and source.plan(1) is None and source.ran_out(1)
-    assert "No problem of stage few is left after 1 steps; the next stage begins" in capsys.readouterr().err
+    assert (
+        "No problem of stage few is left after 1 steps; the next stage begins"
+        in capsys.readouterr().err
+    )
     assert source.goes_on(1) and source.entered(1) is not None
     plan = source.plan(1)
     assert plan is not None and plan.stage == 1
     source.leave_out([key_of(task.family, task.id) for task in source.pool()])
     assert source.plan(2) is None and not source.ran_out(2)
-    assert "No problem of stage 2 is left after 2 steps; the training ends here" in capsys.readouterr().err
+    assert (
+        "No problem of stage 2 is left after 2 steps; the training ends here"
+        in capsys.readouterr().err
+    )
 
 
 def test_tasks_of_every_stage_are_looked_at_before_the_first(tmp_path: Path) -> None:
@@ -129,12 +164,16 @@ def test_tasks_of_every_stage_are_looked_at_before_the_first(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("problems", [None, 5])
-def test_workers_know_every_task_that_is_drawn_tried_out_or_held_out(problems: int | None, tmp_path: Path) -> None:
+def test_workers_know_every_task_that_is_drawn_tried_out_or_held_out(
+    problems: int | None, tmp_path: Path
+) -> None:
     stages = (
         TrainingStage(steps=2, problems=problems, leave_out_solved=2),
         TrainingStage(steps=3, problems=problems, leave_out_solved=2),
     )
-    config = GrpoConfig.of(stages=stages, prompts_per_step=3, refill=1, mastered_after=1, eval_every=2, eval_problems=4)
+    config = GrpoConfig.of(
+        stages=stages, prompts_per_step=3, refill=1, mastered_after=1, eval_every=2, eval_problems=4
+    )
     known = {key_of(task.family, task.id) for task in tasks_of_run(config, tmp_path)}
     assert {key_of(task.family, task.id) for task in held_out(config, tmp_path)} < known
     source, step, used = TaskSource(config, tmp_path), 0, set[str]()
@@ -189,7 +228,9 @@ def test_the_groups_of_a_step_do_not_depend_on_which_of_them_ends_first(rejected
 
     found = [asyncio.run(places(seed)) for seed in range(20)]
     assert all(each == found[0] for each in found)
-    assert len(found[0]) - len(rejected & set(found[0])) == wanted or len(found[0]) == wanted + refill
+    assert (
+        len(found[0]) - len(rejected & set(found[0])) == wanted or len(found[0]) == wanted + refill
+    )
 
 
 def test_an_error_in_one_group_ends_the_others() -> None:
@@ -238,10 +279,22 @@ def test_the_cool_down_falls_along_either_line_and_not_below_its_floor() -> None
         ({"stages": STAGES, "steps": 9}, "steps = 9, and the stages have 7 together"),
         ({"dual_clip": 3.0, "objective": "gspo"}, "dual_clip has no effect here"),
         ({"correction": "token", "old_logprobs": "engine"}, "correction has no effect here"),
-        ({"gradient_checkpointing": True, "forward": "tree"}, "gradient_checkpointing does not go with forward = tree"),
-        ({"gradient_checkpointing": True, "forward": "packed"}, "does not go with forward = packed"),
-        ({"lora_rank": 4, "lora_dropout": 0.1, "mini_batches": 2}, "lora_dropout does not go with several"),
-        ({"lora_rank": 4, "lora_dropout": 0.1, "objective": "gspo"}, "nor with ratios of whole rollouts"),
+        (
+            {"gradient_checkpointing": True, "forward": "tree"},
+            "gradient_checkpointing does not go with forward = tree",
+        ),
+        (
+            {"gradient_checkpointing": True, "forward": "packed"},
+            "does not go with forward = packed",
+        ),
+        (
+            {"lora_rank": 4, "lora_dropout": 0.1, "mini_batches": 2},
+            "lora_dropout does not go with several",
+        ),
+        (
+            {"lora_rank": 4, "lora_dropout": 0.1, "objective": "gspo"},
+            "nor with ratios of whole rollouts",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str) -> None:
@@ -249,7 +302,8 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str) 
         GrpoConfig.of(**given)
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
+# --- recipes
+# ----------------------------------------------------------------------------------------------------------
 
 PAPER = {
     "rollout": {"prompts_per_step": 512, "group_size": 16, "oversampling": 2, "problems": 42_000},
@@ -276,7 +330,9 @@ PAPER_STAGES = [
         "reset_optimizer": True,
     },
 ]  # fmt: skip
-"""The table of its recipe. Stage 3 leaves out the problems that eight rollouts of stage 2's policy all solve."""
+"""The table of its recipe. Stage 3 leaves out the problems that eight rollouts of stage 2's policy
+all solve.
+"""
 
 
 def test_the_recipe_of_the_paper_is_the_papers_line_by_line() -> None:

@@ -1,4 +1,6 @@
-"""Groups that go on without a rollout that hangs; it stays as it stood, and a step that is taken again is the same."""
+"""Groups that go on without a rollout that hangs; it stays as it stood, and a step that is taken
+again is the same.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,16 @@ def test_a_group_goes_on_without_a_rollout_that_hangs(
     assert "3 of 4 rollouts of its group had ended" in said[next(iter(cut.values())).id].reason
 
     monkeypatch.delenv(HANGS)
-    flags = ["--store", str(folder), "--graph", CONFIG.graph, "--policy", str(folder / "model"), "--name", "forked"]
+    flags = [
+        "--store",
+        str(folder),
+        "--graph",
+        CONFIG.graph,
+        "--policy",
+        str(folder / "model"),
+        "--name",
+        "forked",
+    ]
     assert main(["fork", min(cut), "--run", *flags]) == 0
     capsys.readouterr()
     forked = next(each for thread, each in threads(folder).items() if "forked" in thread)
@@ -96,7 +107,9 @@ def test_a_group_goes_on_without_a_rollout_that_hangs(
 
 
 @pytest.mark.whole
-def test_a_killed_run_comes_to_the_same_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_comes_to_the_same_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(HANGS, "1")
     folder = killed_runs(CONFIG, tmp_path, {"killed": ("step", 1)}) / "killed" / "run"
     before = verdicts(folder)
@@ -111,7 +124,10 @@ def test_a_killed_run_comes_to_the_same_cut(tmp_path: Path, monkeypatch: pytest.
 
 def episodes(count: int) -> list[Episode]:
     task = TaskRef(id="1", family="f", prompt="p")
-    return [Episode(task=task, thread_id=f"run/step-0/0/{index}", group_id="g") for index in range(count)]
+    return [
+        Episode(task=task, thread_id=f"run/step-0/0/{index}", group_id="g")
+        for index in range(count)
+    ]
 
 
 OPTIONS = RolloutPart(group_quorum=0.5, group_deadline=0.0)
@@ -136,7 +152,10 @@ def test_who_comes_in_time_is_not_cut_off_and_an_error_ends_the_rest(store: RunS
     async def scene() -> None:
         stragglers = Stragglers(store, "run")
         found = await stragglers.run_group(
-            episodes(4), attempt, step=0, options=OPTIONS.model_copy(update={"group_deadline": 600.0})
+            episodes(4),
+            attempt,
+            step=0,
+            options=OPTIONS.model_copy(update={"group_deadline": 600.0}),
         )
         assert [each[-1].thread_id for each in found] == [each.thread_id for each in episodes(4)]
         with pytest.raises(OSError, match="full"):
@@ -150,7 +169,9 @@ def test_what_has_ended_on_record_is_never_cut_off(store: RunStore) -> None:
     """A step that is taken again reads back one rollout after the other."""
     one, two, ended, failed = episodes(4)
     for episode, status in ((ended, RunStatus.COMPLETED), (failed, RunStatus.FAILED)):
-        store.journal.write_trajectory(episode.begun("m").model_copy(update={"status": status, "ended_at": 2e9}))
+        store.journal.write_trajectory(
+            episode.begun("m").model_copy(update={"status": status, "ended_at": 2e9})
+        )
 
     async def attempt(episode: Episode) -> Attempts:
         if episode is failed:  # its second attempt hangs
@@ -160,7 +181,9 @@ def test_what_has_ended_on_record_is_never_cut_off(store: RunStore) -> None:
         return (trajectory(thread_id=episode.thread_id),)
 
     async def scene() -> list[str]:
-        found = await Stragglers(store, "run").run_group([one, two, ended, failed], attempt, step=0, options=OPTIONS)
+        found = await Stragglers(store, "run").run_group(
+            [one, two, ended, failed], attempt, step=0, options=OPTIONS
+        )
         return [each[-1].thread_id for each in found]
 
     assert asyncio.run(scene()) == [one.thread_id, two.thread_id, ended.thread_id]
@@ -168,4 +191,6 @@ def test_what_has_ended_on_record_is_never_cut_off(store: RunStore) -> None:
 
 
 def test_a_quorum_is_a_share_of_the_group() -> None:
-    assert [quorum_of(count, share) for count, share in ((4, 0.75), (25, 0.28), (16, 0.5), (3, 0.5))] == [3, 7, 8, 2]
+    assert [
+        quorum_of(count, share) for count, share in ((4, 0.75), (25, 0.28), (16, 0.5), (3, 0.5))
+    ] == [3, 7, 8, 2]

@@ -1,4 +1,6 @@
-"""Calls with arbitrary code and outputs are counted: what a policy writes cannot end its training."""
+"""Calls with arbitrary code and outputs are counted:
+what a policy writes cannot end its training.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,41 @@ from hrm_agent.trajectory import ToolCall, ToolStatus
 from tests.support.training.builders import tool_call
 
 PROBLEM = "How many of 12, 7 and 30 apples are red? strawberry 3 4 5"
-NUMBERS = ["0", "1", "-7", "3.5", "1e400", "10**9", "0x" + "f" * 4200, "2**500", "1j", "True", "None", "float('nan')"]
-TEXTS = ["''", "'²'", "'١٢'", "'a'", "'{:{}}'", "'%*d'", "'['*500", "'9'*1999", "'\\ud800'", "b'\\xff'", "'strawberry'"]
-METHODS = sorted({name for kind in (str, bytes, list, dict, set, int, float) for name in dir(kind) if name[0] != "_"})
+NUMBERS = [
+    "0",
+    "1",
+    "-7",
+    "3.5",
+    "1e400",
+    "10**9",
+    "0x" + "f" * 4200,
+    "2**500",
+    "1j",
+    "True",
+    "None",
+    "float('nan')",
+]
+TEXTS = [
+    "''",
+    "'²'",
+    "'١٢'",
+    "'a'",
+    "'{:{}}'",
+    "'%*d'",
+    "'['*500",
+    "'9'*1999",
+    "'\\ud800'",
+    "b'\\xff'",
+    "'strawberry'",
+]
+METHODS = sorted(
+    {
+        name
+        for kind in (str, bytes, list, dict, set, int, float)
+        for name in dir(kind)
+        if name[0] != "_"
+    }
+)
 OUTPUTS = [
     "Ellipsis",
     "²",
@@ -36,7 +70,9 @@ def expression(dice: random.Random, depth: int = 0) -> str:
     """A random expression over all functions and methods that are retraced."""
     kind = dice.randrange(12) if depth < 4 else dice.randrange(3)
     if kind < 3:
-        return dice.choice([*NUMBERS, *TEXTS, "x", "y", "f", "range(9)", "...", *dice.sample(sorted(FUNCTIONS), 3)])
+        return dice.choice(
+            [*NUMBERS, *TEXTS, "x", "y", "f", "range(9)", "...", *dice.sample(sorted(FUNCTIONS), 3)]
+        )
     parts = [expression(dice, depth + 1) for _ in range(dice.randrange(1, 4))]
     listed, first = ", ".join(parts), parts[0]
     module = dice.choice(sorted(MODULES))
@@ -48,7 +84,10 @@ def expression(dice: random.Random, depth: int = 0) -> str:
         f"[{listed}]",
         f"({listed},)",
         "{" + listed + "}",
-        f"(({first}) {dice.choice(['+', '*', '**', '%', '<<', '//', '==', 'in', 'is', 'and'])} ({parts[-1]}))",
+        (
+            f"(({first}) {dice.choice(['+', '*', '**', '%', '<<', '//', '==', 'in', 'is', 'and'])}"
+            f" ({parts[-1]}))"
+        ),
         f"sorted([{listed}], key={dice.choice(sorted(FUNCTIONS))})",
         f"[i for i in {first} if i]",
         f"(lambda a, *b: a)({listed})",
@@ -84,7 +123,9 @@ def ran(number: int, code: object, shown: str) -> ToolCall:
 def session(seed: int, count: int) -> list[ToolCall]:
     dice = random.Random(seed)
     codes = [snippet(dice) for _ in range(count)]
-    odd = "".join(chr(dice.choice([dice.randrange(1, 0x11000), dice.randrange(32, 127)])) for _ in range(60))
+    odd = "".join(
+        chr(dice.choice([dice.randrange(1, 0x11000), dice.randrange(32, 127)])) for _ in range(60)
+    )
     return [
         ran(number, code, dice.choice([*OUTPUTS, odd, expression(dice), str(dice.getrandbits(90))]))
         for number, code in enumerate(codes)
@@ -125,4 +166,10 @@ DOUBLED = "for _ in range(60): y = (y, y)\n"
     ],
 )
 def test_hostile_calls_are_counted(codes: list[object], shown: str) -> None:
-    assert 0 <= count_calls([ran(number, code, shown) for number, code in enumerate(codes)], PROBLEM).error <= 1
+    assert (
+        0
+        <= count_calls(
+            [ran(number, code, shown) for number, code in enumerate(codes)], PROBLEM
+        ).error
+        <= 1
+    )

@@ -1,4 +1,6 @@
-"""Rollouts that were cut off go on in the next step, once, and are trained on there as members of their own group."""
+"""Rollouts that were cut off go on in the next step, once, and are trained on there as members of
+their own group.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hand_computed(place: int, sample: int) -> float:
     """Advantage in the whole group, as GRPO has it."""
     rewards = [float(is_right(place, each)) for each in range(SAMPLES)]
-    return (rewards[sample] - statistics.fmean(rewards)) / (statistics.stdev(rewards) + CONFIG.loss.advantage_eps)
+    return (rewards[sample] - statistics.fmean(rewards)) / (
+        statistics.stdev(rewards) + CONFIG.loss.advantage_eps
+    )
 
 
 @pytest.mark.whole
@@ -98,16 +102,32 @@ def test_a_rollout_that_was_cut_off_is_trained_on_in_the_next_step(undisturbed: 
     for place, thread in enumerate(CARRIED):
         rollout, verdict = found[thread], said[thread]
         assert rollout.status is RunStatus.COMPLETED and lint(rollout) == []
-        assert [call.policy_version for call in rollout.own_calls] == [0, 1], "it went on with the next weights"
+        assert [call.policy_version for call in rollout.own_calls] == [
+            0,
+            1,
+        ], "it went on with the next weights"
         assert (verdict.step, verdict.carried_from, verdict.verdict) == (1, 0, Verdict.KEPT)
         assert verdict.reason == "one of all 4 rollouts; carried over from step 0"
         assert verdict.advantage == pytest.approx(hand_computed(place, HANGING), abs=1e-12)
-    others = [said[f"run/step-0/{place}/{sample}"] for place in range(GROUPS) for sample in (0, 2, 3)]
-    assert [each.verdict for each in others] == [Verdict.KEPT] * 3 + [Verdict.GROUP_REJECTED] * 3, "as it was"
+    others = [
+        said[f"run/step-0/{place}/{sample}"] for place in range(GROUPS) for sample in (0, 2, 3)
+    ]
+    assert [each.verdict for each in others] == [Verdict.KEPT] * 3 + [Verdict.GROUP_REJECTED] * 3, (
+        "as it was"
+    )
     assert {(each.step, each.carried_from) for each in others} == {(0, None)}
 
-    counted = ("rollout/count", "rollout/cut_off", "rollout/carried_over", "rollout/carried_ended", "select/carried")
-    assert [[row[name] for name in counted] for row in (first, second)] == [[ENDED, 2, 0, 0, 0], [ENDED, 2, 2, 2, 2]]
+    counted = (
+        "rollout/count",
+        "rollout/cut_off",
+        "rollout/carried_over",
+        "rollout/carried_ended",
+        "select/carried",
+    )
+    assert [[row[name] for name in counted] for row in (first, second)] == [
+        [ENDED, 2, 0, 0, 0],
+        [ENDED, 2, 2, 2, 2],
+    ]
     trained = {
         step: sum(
             call.sampled_tokens
@@ -117,9 +137,14 @@ def test_a_rollout_that_was_cut_off_is_trained_on_in_the_next_step(undisturbed: 
         )
         for step in (0, 1)
     }
-    assert [row["trained_tokens"] for row in (first, second)] == [trained[0], trained[1]], "its tokens are in the loss"
+    assert [row["trained_tokens"] for row in (first, second)] == [
+        trained[0],
+        trained[1],
+    ], "its tokens are in the loss"
     old = sum(found[thread].own_calls[0].sampled_tokens for thread in CARRIED)
-    assert second["staleness_max"] == 1 and second["staleness_mean"] == pytest.approx(old / trained[1])
+    assert second["staleness_max"] == 1 and second["staleness_mean"] == pytest.approx(
+        old / trained[1]
+    )
 
 
 @pytest.mark.whole
@@ -141,16 +166,21 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", moments(KILLS, "a carried rollout has ended"))
-def test_a_killed_run_goes_on_with_what_was_carried(name: str, killed: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_what_was_carried(
+    name: str, killed: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     folder = killed / name / "run"
     before = threads(folder)
     calls = {thread: each.calls for thread, each in before.items()}
     assert all(calls[thread] for thread in CARRIED)
     asyncio.run(train(CONFIG, folder))
     after = threads(folder)
-    assert {thread: after[thread].calls[: len(made)] for thread, made in calls.items()} == calls, "no call again"
+    assert {thread: after[thread].calls[: len(made)] for thread, made in calls.items()} == calls, (
+        "no call again"
+    )
     assert sampled_tokens(folder) == sampled_tokens(undisturbed)
-    # What runs in one batch is not the same again, nor are the last bits of its log-probs: a few weights move by 4e-5.
+    # What runs in one batch is not the same again, nor are the last bits of its log-probs: a few
+    # weights move by 4e-5.
     assert_same_weights(folder, undisturbed, atol=1e-4)
     assert_taken_again_alike(folder, tmp_path)
 
@@ -165,8 +195,13 @@ def test_it_is_carried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert found[thread].status is RunStatus.RUNNING
         assert (said[thread].step, said[thread].carried_from) == (1, 0)
         assert said[thread].drop_reason is DropReason.CUT_OFF
-        assert said[thread].reason == "cut off again: group_deadline = 0 s after the groups of step 1 was over"
-    counts = [(row["rollout/carried_over"], row["rollout/carried_ended"]) for row in rows_of(folder)]
+        assert (
+            said[thread].reason
+            == "cut off again: group_deadline = 0 s after the groups of step 1 was over"
+        )
+    counts = [
+        (row["rollout/carried_over"], row["rollout/carried_ended"]) for row in rows_of(folder)
+    ]
     assert counts == [(0, 0), (2, 0), (2, 0)], "those of step 0 are not carried into step 2"
     monkeypatch.delenv(HANGS_ON)
     assert_taken_again_alike(folder, tmp_path, config)
@@ -178,7 +213,13 @@ def test_it_is_carried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         {"processes": 2},
         {"versions_behind": 1},
-        {"algorithm": "grpo-roc", "group_size": 2, "advantages": "reinforce_plus_plus", "credit": "even", "refill": 1},
+        {
+            "algorithm": "grpo-roc",
+            "group_size": 2,
+            "advantages": "reinforce_plus_plus",
+            "credit": "even",
+            "refill": 1,
+        },
     ],
     ids=["workers", "ahead", "roc"],
 )
@@ -196,8 +237,14 @@ def test_it_goes_with(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_what_it_does_not_go_with_is_refused() -> None:
     for changes, said in (
-        ({"group_quorum": 1.0, "group_deadline": 60.0}, "carry_over has no effect here: without group_quorum"),
-        ({"correction": "none"}, "carry_over trains on tokens of older weights, and nothing corrects"),
+        (
+            {"group_quorum": 1.0, "group_deadline": 60.0},
+            "carry_over has no effect here: without group_quorum",
+        ),
+        (
+            {"correction": "none"},
+            "carry_over trains on tokens of older weights, and nothing corrects",
+        ),
         ({"sharding": "ddp"}, "sharding = ddp does not go with carry_over"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -212,7 +259,9 @@ def length_rank(group: list[Trajectory]) -> dict[str, float]:
 
 def test_rewards_that_compare_a_group_are_refused(store: RunStore) -> None:
     async def scene() -> None:
-        async with scoring_by(CONFIG.but(rewards=f"{__name__}:length_rank"), store, carry_over=True):
+        async with scoring_by(
+            CONFIG.but(rewards=f"{__name__}:length_rank"), store, carry_over=True
+        ):
             raise AssertionError
 
     with pytest.raises(ConfigError, match="compares the rollouts of a group"):

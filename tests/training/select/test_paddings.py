@@ -12,7 +12,14 @@ from hrm_agent.training.select.penalties import count_calls, penalty_error, pena
 from hrm_agent.training.select.roc import select
 from hrm_agent.trajectory import TaskRef, ToolCall, ToolStatus
 from tests.support.training.builders import call, rollout, tool_call, trajectory
-from tests.support.training.paddings import FAMILIES, LATER, Padding, paddings, recorded, run_session
+from tests.support.training.paddings import (
+    FAMILIES,
+    LATER,
+    Padding,
+    paddings,
+    recorded,
+    run_session,
+)
 
 WORKED = "print(23 * 2 + 45 * 4)"
 FAILED = "1 / 0"
@@ -29,8 +36,12 @@ def environment() -> Iterator[LocalEnvironment]:
     environment.shutdown()
 
 
-async def lowered(environment: LocalEnvironment, chosen: Sequence[tuple[str, Padding]]) -> list[tuple[str, Padding]]:
-    """The paddings that lower p_err of a rollout with one call that worked and one that failed, or with neither."""
+async def lowered(
+    environment: LocalEnvironment, chosen: Sequence[tuple[str, Padding]]
+) -> list[tuple[str, Padding]]:
+    """The paddings that lower p_err of a rollout with one call that worked and one that failed, or
+    with neither.
+    """
     found: list[tuple[str, Padding]] = []
     for number, (name, codes) in enumerate(chosen):
         results = await run_session(environment, [WORKED, *codes, FAILED], f"{name} {number}")
@@ -66,13 +77,26 @@ def ran(name: str, code: str, shown: str = "", status: ToolStatus = ToolStatus.O
 def test_turns_of_such_paddings_do_not_lower_the_penalty_for_surplus_answers() -> None:
     def turn(number: int, asked: list[str], text: str = "") -> Any:
         response = {"type": "ai", "content": text, "tool_calls": [{"id": each} for each in asked]}
-        return call(f"turn-{number}", parent=f"turn-{number - 1}" if number else None, text=text, response=response)
+        return call(
+            f"turn-{number}",
+            parent=f"turn-{number - 1}" if number else None,
+            text=text,
+            response=response,
+        )
 
-    tools = [ran("a", "import math\nprint('plan')", "plan\n"), ran("b", "if True: print('ok')", "ok\n")]
+    tools = [
+        ran("a", "import math\nprint('plan')", "plan\n"),
+        ran("b", "if True: print('ok')", "ok\n"),
+    ]
     tools += [ran("c", "x = 'so'"), ran("d", "print(x)", "so\n")]
     answers = "<answer>1</answer><answer>2</answer>"
-    padded = [*(turn(number, [tool.tool_call_id]) for number, tool in enumerate(tools)), turn(4, [], answers)]
-    assert penalty_format(padded, count_calls(tools)) == penalty_format([turn(0, [], answers)]) == 1.0
+    padded = [
+        *(turn(number, [tool.tool_call_id]) for number, tool in enumerate(tools)),
+        turn(4, [], answers),
+    ]
+    assert (
+        penalty_format(padded, count_calls(tools)) == penalty_format([turn(0, [], answers)]) == 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +106,45 @@ def test_turns_of_such_paddings_do_not_lower_the_penalty_for_surplus_answers() -
         (["print(len([n for n in range(1, 500) if n * n % 11 == 5]))"], "90"),
         (["n = 1\nwhile n * n < 5000:\n    n += 1\nprint(n)"], "71"),
         (["def f(n):\n    return 1 if n < 2 else n * f(n - 1)\nf(7)"], "5040"),
-        (["from collections import defaultdict\nd = defaultdict(int)\nfor n in range(50): d[n % 7] += n\nd[3]"], "171"),
+        (
+            [
+                (
+                    "from collections import defaultdict\nd = defaultdict(int)\nfor n in range(50): d[n"
+                    " % 7] += n\nd[3]"
+                )
+            ],
+            "171",
+        ),
         (["import sympy\nx = sympy.Symbol('x')\nsympy.solve(x**2 - 5*x + 6)"], "[2, 3]"),
-        (["for n in range(2, 60):\n    if n % 7 == 5 and n % 11 == 8:\n        print(n)\n        break"], "19"),
-        (["best = 0\nfor a in range(90):\n    for b in range(90):\n        best = max(best, a * b % 97)\nbest"], "96"),
+        (
+            [
+                (
+                    "for n in range(2, 60):\n    if n % 7 == 5 and n % 11 == 8:\n        print(n)\n    "
+                    "    break"
+                )
+            ],
+            "19",
+        ),
+        (
+            [
+                (
+                    "best = 0\nfor a in range(90):\n    for b in range(90):\n        best = max(best, a"
+                    " * b % 97)\nbest"
+                )
+            ],
+            "96",
+        ),
         (["from itertools import combinations\nlen(list(combinations(range(10), 3)))"], "120"),
         (["import datetime\nd = datetime.date(2024, 3, 9)\nd.strftime('%j')"], "'069'"),
-        (["def g(n):\n    total = 0\n    for i in range(n):\n        total += i * i\n    return total\ng(5)"], "30"),
+        (
+            [
+                (
+                    "def g(n):\n    total = 0\n    for i in range(n):\n        total += i * i\n   "
+                    " return total\ng(5)"
+                )
+            ],
+            "30",
+        ),
     ],
 )
 def test_what_is_worked_out_counts(codes: list[str], shown: str) -> None:
@@ -111,7 +167,9 @@ def test_what_is_worked_out_counts(codes: list[str], shown: str) -> None:
         ("import http\nprint(http.HTTPStatus.OK * 17)", "3400", 1),
     ],
 )
-def test_classes_and_attributes_of_modules_show_nothing_as_they_are(code: str, shown: str, effective: int) -> None:
+def test_classes_and_attributes_of_modules_show_nothing_as_they_are(
+    code: str, shown: str, effective: int
+) -> None:
     assert count_calls([ran("a", code, shown)]).effective == effective
 
 

@@ -21,7 +21,9 @@ from tests.support.training.builders import call, rollout, tool_call, trajectory
 OK, ERROR = ToolStatus.OK, ToolStatus.ERROR
 
 
-def ran(code: str, status: ToolStatus = OK, shown: str | None = None, name: str = "", **changes: object) -> ToolCall:
+def ran(
+    code: str, status: ToolStatus = OK, shown: str | None = None, name: str = "", **changes: object
+) -> ToolCall:
     """A call as the record has it: what the model was shown is never empty."""
     shown = shown if shown is not None else "7" if status is OK and _prints(code) else NO_OUTPUT
     facts = {"arguments": {"code": code}, "content": shown if status is OK else "Error", **changes}
@@ -51,17 +53,32 @@ def renamed(code: str, names: dict[str, str]) -> str:
     ("one", "other"),
     [
         ("x = 3 * 4\nprint(x)", "total=3*4  # hens\n\nprint( total )"),
-        ("def f(a, b):\n    '''Sum.'''\n    return a + b\nf(1, 2)", "def add(x, y):\n\n  pass\n  return x+y\nadd(1,2)"),
+        (
+            "def f(a, b):\n    '''Sum.'''\n    return a + b\nf(1, 2)",
+            "def add(x, y):\n\n  pass\n  return x+y\nadd(1,2)",
+        ),
         ("[a * b for a in q for b in q]", "[i * j for i in q for j in q]"),
-        ("class A:\n    '''Doc.'''\n    x = 1\nprint('A', A.x)", "class B:\n    x = 1\nprint('A', B.x)"),
-        ("def f():\n z=1\n a=2\n return lambda: z-a\nf()()", "def f():\n b=1\n c=2\n return lambda: b-c\nf()()"),
+        (
+            "class A:\n    '''Doc.'''\n    x = 1\nprint('A', A.x)",
+            "class B:\n    x = 1\nprint('A', B.x)",
+        ),
+        (
+            "def f():\n z=1\n a=2\n return lambda: z-a\nf()()",
+            "def f():\n b=1\n c=2\n return lambda: b-c\nf()()",
+        ),
         ("rate: float = 0.5\nprint(rate)", "r = .5\nprint(r)"),
-        ("try:\n    x = 1\nexcept OSError as e:\n    print(e)", "try: y = 1\nexcept OSError as why: print(why)"),
+        (
+            "try:\n    x = 1\nexcept OSError as e:\n    print(e)",
+            "try: y = 1\nexcept OSError as why: print(why)",
+        ),
         ("import numpy as np\nnp.zeros(3)", "import numpy\nnumpy.zeros(3)"),
         ("sum = xs.sum()\nprint(sum)", "s = xs.sum()\nprint(s)"),
         ("'''What.'''\nx = x\n5\nprint(7)", "print(7)"),
         ("while True:\n    break\nprint(1)", "while True: break\nprint(1)"),
-        ("try:\n    a = q()\nfinally:\n    b = 1\nprint(a, b)", "try: c = q()\nfinally: d = 1\nprint(c, d)"),
+        (
+            "try:\n    a = q()\nfinally:\n    b = 1\nprint(a, b)",
+            "try: c = q()\nfinally: d = 1\nprint(c, d)",
+        ),
     ],
 )
 def test_wording_does_not_tell_two_snippets_apart(one: str, other: str) -> None:
@@ -106,10 +123,14 @@ def test_an_ordinary_rollout_has_the_penalties_of_the_paper() -> None:
         ran("print(1/0)", ERROR),
     ]
     failed_before = count_calls(calls)
-    assert (failed_before.failed, failed_before.effective) == (2, 7), "area(3) failed once: that is what counts"
+    assert (failed_before.failed, failed_before.effective) == (
+        2,
+        7,
+    ), "area(3) failed once: that is what counts"
     assert failed_before.padding == {calls[4].tool_call_id}
     others = [
-        ToolCall(**{**tool_call(f"s{i}").model_dump(), "name": "search", "arguments": {"q": i}}) for i in range(3)
+        ToolCall(**{**tool_call(f"s{i}").model_dump(), "name": "search", "arguments": {"q": i}})
+        for i in range(3)
     ]
     assert penalty_error([*others, ran("1/0", ERROR)]) == 1 / 4
 
@@ -168,31 +189,61 @@ def test_sessions_are_told_apart() -> None:
         ),
         ran("print(x)", ERROR, name="b"),
     ]
-    stateless = [each.model_copy(update={"name": "python_stateless"}) for each in (fresh[0], ran("print(x + 1)"))]
+    stateless = [
+        each.model_copy(update={"name": "python_stateless"})
+        for each in (fresh[0], ran("print(x + 1)"))
+    ]
     assert count_calls(stateless).effective == 1
     identity = fresh[0].identity.model_copy(update={"thread_id": "another"})
-    assert count_calls([fresh[0].model_copy(update={"identity": identity}), ran("print(x + 1)")]).effective == 1
+    assert (
+        count_calls(
+            [fresh[0].model_copy(update={"identity": identity}), ran("print(x + 1)")]
+        ).effective
+        == 1
+    )
 
 
 def test_hostile_code_is_read_within_bounds() -> None:
-    hostile = ["(" * 300, "-" * 8000 + "1", "1+" * 4000 + "1", "x" * 1_000_000, "\0", "\ud800", "9" * 5000, "[" * 100]
+    hostile = [
+        "(" * 300,
+        "-" * 8000 + "1",
+        "1+" * 4000 + "1",
+        "x" * 1_000_000,
+        "\0",
+        "\ud800",
+        "9" * 5000,
+        "[" * 100,
+    ]
     hostile += ["x = " + "(lambda: " * 150 + "1" + ")" * 150, "a" + ".b" * 3000, "if a: x\n" * 900]
     for code in hostile:
         for status in (OK, ERROR):
             assert 0 <= penalty_error([ran(code, status), ran(code + " ", status)]) <= 1
     long = [ran(f"print({n})" + " " * MAX_CHARACTERS, shown=str(n)) for n in range(20)]
-    assert count_calls([*long, ran("1/0", ERROR)]).effective == 1, "those that are not read count as one"
+    assert count_calls([*long, ran("1/0", ERROR)]).effective == 1, (
+        "those that are not read count as one"
+    )
 
 
 def test_each_solver_has_a_session_of_its_own() -> None:
     def at(solver: str, call: ToolCall, repeated_of: str | None = None) -> ToolCall:
         identity = call.identity.model_copy(update={"checkpoint_ns": f"{solver}:1|tools:2"})
         name = f"{solver} {call.tool_call_id}"
-        changes = {"identity": identity, "id": name, "tool_call_id": name, "repeated_of": repeated_of}
+        changes = {
+            "identity": identity,
+            "id": name,
+            "tool_call_id": name,
+            "repeated_of": repeated_of,
+        }
         return call.model_copy(update=changes)
 
     sets, shows, fails = ran("x = 1"), ran("print(x)"), ran("print(x)", ERROR, name="NameError")
-    alike = [at("a", sets), at("a", shows), at("b", sets, "a 1"), at("b", shows, "a 2"), at("c", fails, "a 2")]
+    alike = [
+        at("a", sets),
+        at("a", shows),
+        at("b", sets, "a 1"),
+        at("b", shows, "a 2"),
+        at("c", fails, "a 2"),
+    ]
     assert penalty_error(alike) == 1 / 5
     assert count_calls(alike).padding == frozenset()
     assert penalty_error([*alike, at("d", fails, "a 2")]) == 2 / 6
@@ -203,11 +254,17 @@ def test_each_solver_has_a_session_of_its_own() -> None:
 def test_a_note_on_the_session_is_nothing_that_the_code_showed(note: str) -> None:
     def noted(call: ToolCall, stdout: str = "", value: str | None = None) -> ToolCall:
         shown = f"{note}\n{stdout or value or NO_OUTPUT}"
-        return call.model_copy(update={"content": shown.strip("\n"), "stdout": stdout, "value": value})
+        return call.model_copy(
+            update={"content": shown.strip("\n"), "stdout": stdout, "value": value}
+        )
 
     quiet = [noted(ran("y = 1")), noted(ran("f(0)")), noted(ran("print(end=z)"), stdout=" ")]
     assert count_calls(quiet).effective == 0
-    heard = [noted(ran("f(1)"), value="2"), noted(ran("f(2)"), stdout=f"{NO_OUTPUT}\n"), noted(ran("f(3)"), value="''")]
+    heard = [
+        noted(ran("f(1)"), value="2"),
+        noted(ran("f(2)"), stdout=f"{NO_OUTPUT}\n"),
+        noted(ran("f(3)"), value="''"),
+    ]
     assert count_calls(heard).effective == 3
 
 
@@ -246,16 +303,24 @@ def test_what_the_compiler_would_blow_up_takes_little_memory(code: str, *, is_re
 def test_finally_is_read_like_any_other_block() -> None:
     facts = code_facts("def f():\n try:\n  return a\n finally:\n  b()")
     assert facts.through == (("f", frozenset({"a", "b"})),)
-    facts = code_facts("try:\n x = a\nexcept OSError: pass\nelse: z = 1\nfinally:\n y = x\nprint(y, z)")
+    facts = code_facts(
+        "try:\n x = a\nexcept OSError: pass\nelse: z = 1\nfinally:\n y = x\nprint(y, z)"
+    )
     assert (facts.reads, facts.sets) == ({"a", "OSError", "print"}, {"x", "y", "z"})
 
 
 def test_turns_that_only_pad_do_not_thin_out_surplus_answers() -> None:
     def turn(name: str, asked: list[str], text: str = "") -> object:
         response = {"type": "ai", "content": text, "tool_calls": [{"id": each} for each in asked]}
-        return call(name, parent=str(int(name) - 1) if name != "0" else None, text=text, response=response)
+        return call(
+            name, parent=str(int(name) - 1) if name != "0" else None, text=text, response=response
+        )
 
-    tools = [ran("print(3 + 4)", name="real"), ran("pass", name="pad"), ran("1/0", ERROR, name="bad")]
+    tools = [
+        ran("print(3 + 4)", name="real"),
+        ran("pass", name="pad"),
+        ran("1/0", ERROR, name="bad"),
+    ]
     tools.append(ran("1/0 # again", ERROR, name="worse"))
     counted = count_calls(tools)
     assert (counted.padding, counted.counted) == ({"pad", "worse"}, {"real", "bad"})
@@ -263,22 +328,33 @@ def test_turns_that_only_pad_do_not_thin_out_surplus_answers() -> None:
     assert penalty_format(turns, counted) == 1 / 2
     padded = [*turns, turn("2", ["pad"]), turn("3", ["pad", "worse"])]
     assert penalty_format(padded, counted) == 1 / 2 > penalty_format(padded)
-    assert penalty_format([*padded, turn("4", ["bad"]), turn("5", ["pad"], "<answer>")], counted) == 2 / 4
+    assert (
+        penalty_format([*padded, turn("4", ["bad"]), turn("5", ["pad"], "<answer>")], counted)
+        == 2 / 4
+    )
 
 
 def test_fenced_blocks_are_calls_of_their_turn() -> None:
-    """A message that holds its calls as text has none in its record: they are known by their ids."""
-    turns = [call("first", text="```python ..."), call("second", parent="first", text="<answer>1</answer>" * 2)]
+    """A message that holds its calls as text has none in its record:
+    they are known by their ids.
+    """
+    turns = [
+        call("first", text="```python ..."),
+        call("second", parent="first", text="<answer>1</answer>" * 2),
+    ]
     first = block_ids("first")
     good, failed = ran("print(3 + 4)", name=first[0]), ran("1 / 0", ERROR, name=first[1])
     counted = count_calls([good, failed])
     assert (counted.error, penalty_format(turns, counted)) == (1 / 2, 1 / 2)
-    assert penalty_format(turns, count_calls([ran("pass", name=first[0])])) == 1.0, "a turn that only pads"
+    assert penalty_format(turns, count_calls([ran("pass", name=first[0])])) == 1.0, (
+        "a turn that only pads"
+    )
     invalid = tool_call(first[0], ToolStatus.INVALID_CALL).model_copy(update={"arguments": "x = "})
     assert count_calls([invalid]).error == 1.0
 
 
-# --- no padding of the kinds above lowers a penalty -------------------------------------------------------------------
+# --- no padding of the kinds above lowers a penalty
+# -------------------------------------------------------------------
 
 NAMES = ["a", "b", "total", "xs", "f"]
 snippets = st.builds(
@@ -290,32 +366,65 @@ snippets = st.builds(
             st.builds("print({})".format, st.sampled_from(NAMES)),
             st.builds("{}.append({})".format, *[st.sampled_from(NAMES)] * 2),
             st.builds("for {0} in {1}:\n    {2} += {0}".format, *[st.sampled_from(NAMES)] * 3),
-            st.builds("def f({0}):\n    {1} = {0}\n    return {1} * {2}".format, *[st.sampled_from(NAMES)] * 3),
-            st.builds("print([{0} for {0} in {1} if {0} > {2}])".format, *[st.sampled_from(NAMES)] * 3),
+            st.builds(
+                "def f({0}):\n    {1} = {0}\n    return {1} * {2}".format,
+                *[st.sampled_from(NAMES)] * 3,
+            ),
+            st.builds(
+                "print([{0} for {0} in {1} if {0} > {2}])".format, *[st.sampled_from(NAMES)] * 3
+            ),
             st.builds("import math\nprint(math.sqrt({}))".format, st.integers(0, 4)),
         ),
         min_size=1,
         max_size=3,
     ),
 )
-programs = st.lists(st.tuples(snippets, st.sampled_from([OK, OK, OK, ERROR])), min_size=1, max_size=6)
+programs = st.lists(
+    st.tuples(snippets, st.sampled_from([OK, OK, OK, ERROR])), min_size=1, max_size=6
+)
 
 
 def padding_for(calls: list[ToolCall], at: int, kind: str, seed: int) -> ToolCall:
-    """A call that does nothing new, to be inserted before place `at`, with what the record would say of it."""
+    """A call that does nothing new, to be inserted before place `at`, with what the record would
+    say of it.
+    """
     rng = random.Random(seed)
     fresh = f"pad{seed % 1_000_000}"
     if kind == "idle":
-        idle = ["pass", f"# {fresh}", f"'{fresh}'", f"{seed}", "", "a = a", f"{fresh} = {seed}", f"import {fresh}"]
-        idle += [f"print({seed})", f"print(end='{fresh}')", f"{fresh} = [{seed}]\nprint({fresh})", f"{fresh} = a"]
-        idle += [f"def {fresh}(x):\n    return x + a", f"{fresh} = [n * total for n in xs]", f"{fresh}: int = b"]
+        idle = [
+            "pass",
+            f"# {fresh}",
+            f"'{fresh}'",
+            f"{seed}",
+            "",
+            "a = a",
+            f"{fresh} = {seed}",
+            f"import {fresh}",
+        ]
+        idle += [
+            f"print({seed})",
+            f"print(end='{fresh}')",
+            f"{fresh} = [{seed}]\nprint({fresh})",
+            f"{fresh} = a",
+        ]
+        idle += [
+            f"def {fresh}(x):\n    return x + a",
+            f"{fresh} = [n * total for n in xs]",
+            f"{fresh}: int = b",
+        ]
         code = rng.choice(idle)
-        return ran(code, shown=str(seed) if code == f"{seed}" or "print" in code else NO_OUTPUT, name=f"{fresh}-{at}")
+        return ran(
+            code,
+            shown=str(seed) if code == f"{seed}" or "print" in code else NO_OUTPUT,
+            name=f"{fresh}-{at}",
+        )
     again = rng.choice(calls[:at])
     code = str(again.arguments["code"])
     if kind == "wording":
         own = code_facts(code).sets - code_facts(code).reads
-        code = renamed(code, {name: f"{name}_{fresh}" for name in own}) if rng.random() < 0.7 else code
+        code = (
+            renamed(code, {name: f"{name}_{fresh}" for name in own}) if rng.random() < 0.7 else code
+        )
         code = f"# {fresh}\n" + code.replace("\n", f"  # {fresh}\n\n")
     repeated = again.repeated_of or again.id if kind == "repeat" else None
     changes = {"content": again.content, "repeated_of": repeated}
@@ -329,9 +438,12 @@ kinds = st.sampled_from(["idle", "repeat", "wording"])
 @given(programs, st.lists(st.tuples(kinds, st.integers(0, 10**9)), min_size=7, max_size=10))
 @example(
     [("import math\nprint(math.sqrt(0))", OK), ("a = 0", OK), ("a = 0", OK), ("a = 0", ERROR)],
-    [*[("idle", 0)] * 6, ("wording", 845), ("wording", 865)],  # a module is given another name, then one more
+    # a module is given another name, then one more
+    [*[("idle", 0)] * 6, ("wording", 845), ("wording", 865)],
 )
-def test_padding_never_lowers_a_penalty(program: list[tuple[str, ToolStatus]], paddings: list[tuple[str, int]]) -> None:
+def test_padding_never_lowers_a_penalty(
+    program: list[tuple[str, ToolStatus]], paddings: list[tuple[str, int]]
+) -> None:
     padded = [ran(code, status, name=str(index)) for index, (code, status) in enumerate(program)]
     before = penalty_error(padded)
     for kind, seed in paddings:  # each is held against the rollout before it

@@ -9,9 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.select.roc import ALGORITHMS, RocOptions, penalty_error, penalty_format, quotas, select
+from hrm_agent.training.select.roc import (
+    ALGORITHMS,
+    RocOptions,
+    penalty_error,
+    penalty_format,
+    quotas,
+    select,
+)
 from hrm_agent.training.update.advantages import group_advantages
-from hrm_agent.trajectory import BranchReason, Call, Overlay, RunStatus, ToolStatus, Trajectory, Verdict
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    Overlay,
+    RunStatus,
+    ToolStatus,
+    Trajectory,
+    Verdict,
+)
 from tests.support.training.builders import call, group, rollout, tool_call, trajectory
 
 TABLE = {
@@ -20,14 +35,19 @@ TABLE = {
 }  # fmt: skip
 
 rollouts = st.lists(
-    st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 3), st.sampled_from(list(RunStatus))),
+    st.tuples(
+        st.booleans(), st.integers(0, 3), st.integers(0, 3), st.sampled_from(list(RunStatus))
+    ),
     min_size=1,
     max_size=24,
 )
 
 
 def build(rows: list[tuple[bool, int, int, RunStatus]]) -> list[Trajectory]:
-    return [rollout(i, float(ok), bad, bad + good, status=status) for i, (ok, bad, good, status) in enumerate(rows)]
+    return [
+        rollout(i, float(ok), bad, bad + good, status=status)
+        for i, (ok, bad, good, status) in enumerate(rows)
+    ]
 
 
 def kept(overlays: list[Overlay]) -> set[str]:
@@ -42,14 +62,18 @@ def test_quotas_are_those_of_the_released_code(shape):
 @pytest.mark.parametrize("shape", TABLE)
 @pytest.mark.parametrize("selection", ["inverse", "lowest"])
 def test_selection_keeps_its_quotas(shape, selection):
-    overlays = select(group(*shape), 16, "grpo-roc", seed=1, options=RocOptions(selection=selection))
+    overlays = select(
+        group(*shape), 16, "grpo-roc", seed=1, options=RocOptions(selection=selection)
+    )
     assert Counter(o.reward for o in overlays if o.verdict is Verdict.KEPT) == {
         1.0: TABLE[shape][0],
         0.0: TABLE[shape][1],
     }
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 32), st.integers(0, 5), st.integers(0, 5))
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(2, 32), st.integers(0, 5), st.integers(0, 5)
+)
 def test_quotas_add_up_and_are_possible(positives, negatives, keep, least_p, least_z):
     if positives + negatives > keep:
         p, z = quotas(positives, negatives, keep, least_p, least_z)
@@ -58,7 +82,13 @@ def test_quotas_add_up_and_are_possible(positives, negatives, keep, least_p, lea
         assert 0 <= z <= negatives
 
 
-@given(rollouts, st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 12), st.integers(0, 5), st.randoms())
+@given(
+    rollouts,
+    st.sampled_from(sorted(ALGORITHMS)),
+    st.integers(2, 12),
+    st.integers(0, 5),
+    st.randoms(),
+)
 def test_permuting_a_group_changes_nothing(rows, algorithm, keep, seed, shuffler):
     whole = build(rows)
     shuffled = list(whole)
@@ -75,7 +105,9 @@ def test_every_rollout_gets_a_verdict_and_a_reason(rows, algorithm, keep):
     assert all(o.reason for o in overlays)
 
 
-@given(rollouts, st.sampled_from(["grpo-random", "grpo-roc", "grpo-roc-random"]), st.integers(2, 12))
+@given(
+    rollouts, st.sampled_from(["grpo-random", "grpo-roc", "grpo-roc-random"]), st.integers(2, 12)
+)
 def test_exactly_as_many_are_kept_as_can_be(rows, algorithm, keep):
     whole = build(rows)
     ended = [t for t in whole if t.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED)]
@@ -105,7 +137,10 @@ def test_clean_positives_are_preferred_in_inverse_proportion_to_the_penalty():
     # Penalties 1/4 and 1 with one of two kept: the lesser penalty wins four times out of five.
     whole = [rollout(0, 1.0, 1, 4), rollout(1, 1.0, 4, 4), *[rollout(i, 0.0) for i in (2, 3)]]
     options = RocOptions(min_positives=1, min_negatives=1)
-    wins = sum("rollout-0" in kept(select(whole, 2, "grpo-roc", seed=seed, options=options)) for seed in range(2000))
+    wins = sum(
+        "rollout-0" in kept(select(whole, 2, "grpo-roc", seed=seed, options=options))
+        for seed in range(2000)
+    )
     assert 1520 < wins < 1680
 
 
@@ -121,7 +156,10 @@ def test_lowest_takes_the_least_penalties_in_stable_order():
 
 
 def test_negatives_are_kept_whatever_their_penalty():
-    whole = [*[rollout(i, 0.0, i % 2 * 4, 4) for i in range(8)], *[rollout(i, 1.0) for i in range(8, 16)]]
+    whole = [
+        *[rollout(i, 0.0, i % 2 * 4, 4) for i in range(8)],
+        *[rollout(i, 1.0) for i in range(8, 16)],
+    ]
     counts: Counter[str] = Counter()
     for seed in range(400):
         counts.update(kept(select(whole, 8, "grpo-roc", seed=seed)))
@@ -132,7 +170,14 @@ def test_random_control_ignores_rewards_and_penalties():
     counts: Counter[str] = Counter()
     for seed in range(400):
         counts.update(
-            kept(select([rollout(i, float(i < 8), i % 2, 1) for i in range(16)], 8, "grpo-random", seed=seed))
+            kept(
+                select(
+                    [rollout(i, float(i < 8), i % 2, 1) for i in range(16)],
+                    8,
+                    "grpo-random",
+                    seed=seed,
+                )
+            )
         )
     assert all(150 < counts[f"rollout-{i}"] < 250 for i in range(16))
 
@@ -141,7 +186,9 @@ def test_the_fair_control_has_the_quotas_of_roc_and_draws_positives_uniformly():
     whole = [rollout(i, float(i < 6), i % 3, 2) for i in range(16)]
     counts: Counter[str] = Counter()
     for seed in range(600):
-        roc, control = (kept(select(whole, 8, name, seed=seed)) for name in ("grpo-roc", "grpo-roc-random"))
+        roc, control = (
+            kept(select(whole, 8, name, seed=seed)) for name in ("grpo-roc", "grpo-roc-random")
+        )
         positives = {t.id for t in whole if t.reward > 0.5}
         assert len(control & positives) == len(roc & positives) == 3
         assert control - positives == roc - positives, "the negatives are the same ones"
@@ -160,11 +207,18 @@ def test_the_fair_control_never_loses_the_only_positive():
 
 def test_the_draw_does_not_depend_on_ids_that_contain_the_time():
     one = select(group(10, 6), 8, "grpo-roc", seed=3)
-    other = [t.model_copy(update={"id": f"{random.random()}", "thread_id": f"{random.random()}"}) for t in group(10, 6)]
+    other = [
+        t.model_copy(update={"id": f"{random.random()}", "thread_id": f"{random.random()}"})
+        for t in group(10, 6)
+    ]
     again = select(other, 8, "grpo-roc", seed=3)
     assert [o.verdict for o in one] == [o.verdict for o in again]
-    assert [o.verdict for o in select(group(10, 6), 8, "grpo-roc", seed=4)] != [o.verdict for o in one]
-    assert [o.verdict for o in select(group(10, 6), 8, "grpo-roc", seed=3, step=1)] != [o.verdict for o in one]
+    assert [o.verdict for o in select(group(10, 6), 8, "grpo-roc", seed=4)] != [
+        o.verdict for o in one
+    ]
+    assert [o.verdict for o in select(group(10, 6), 8, "grpo-roc", seed=3, step=1)] != [
+        o.verdict for o in one
+    ]
 
 
 def test_all_equal_groups_are_rejected_with_the_reason():
@@ -196,7 +250,9 @@ def test_truncated_rollouts_stay_with_reward_0():
 
 
 def test_a_group_without_any_usable_rollout_is_reported():
-    overlays = select([rollout(i, 0.0, status=RunStatus.FAILED) for i in range(3)], 2, "grpo-roc", seed=0)
+    overlays = select(
+        [rollout(i, 0.0, status=RunStatus.FAILED) for i in range(3)], 2, "grpo-roc", seed=0
+    )
     assert [o.verdict for o in overlays] == [Verdict.DROPPED] * 3
     assert select([], 2, "grpo-roc", seed=0) == []
 
@@ -215,7 +271,9 @@ def test_error_penalty_reads_typed_outcomes():
     for status in failing:
         assert penalty_error([tool_call("a"), tool_call("b", status)]) == 0.5
         assert penalty_error([tool_call("b", status)]) == 1.0
-    talks_of_errors = tool_call("a").model_copy(update={"content": "error: Traceback", "stdout": "Error"})
+    talks_of_errors = tool_call("a").model_copy(
+        update={"content": "error: Traceback", "stdout": "Error"}
+    )
     assert penalty_error([talks_of_errors]) == 0.0
 
 
@@ -225,11 +283,19 @@ def test_infrastructure_and_unfinished_calls_count_on_neither_side():
     assert penalty_error([*others, tool_call("a", ToolStatus.ERROR), tool_call("b")]) == 0.5
 
 
-@given(st.lists(st.sampled_from(list(ToolStatus)), min_size=1, max_size=6), st.integers(0, 40), st.data())
+@given(
+    st.lists(st.sampled_from(list(ToolStatus)), min_size=1, max_size=6),
+    st.integers(0, 40),
+    st.data(),
+)
 def test_repeating_a_call_never_lowers_the_error_ratio(statuses, repeats, data):
     calls = [tool_call(str(i), status) for i, status in enumerate(statuses)]
     padding = [
-        tool_call(f"again-{i}", data.draw(st.sampled_from(list(ToolStatus))), repeated_of=str(i % len(calls)))
+        tool_call(
+            f"again-{i}",
+            data.draw(st.sampled_from(list(ToolStatus))),
+            repeated_of=str(i % len(calls)),
+        )
         for i in range(repeats)
         if statuses[i % len(calls)] is not ToolStatus.INFRASTRUCTURE
     ]
@@ -247,7 +313,9 @@ def test_repeating_a_call_never_lowers_the_error_ratio(statuses, repeats, data):
     ],
 )
 def test_format_penalty_of_one_conversation(texts, expected):
-    calls = [call(str(i), parent=str(i - 1) if i else None, text=text) for i, text in enumerate(texts)]
+    calls = [
+        call(str(i), parent=str(i - 1) if i else None, text=text) for i, text in enumerate(texts)
+    ]
     assert penalty_format(calls) == expected
 
 
@@ -255,32 +323,50 @@ def test_each_solver_may_answer_once():
     answers = [call("a"), call("b"), call("c", text="Answer: 2")]
     assert penalty_format(answers) == 0.0
     broken = call("b2", branch_reason=BranchReason.TEMPLATE, branch_of="b")
-    assert penalty_format([*answers, broken]) == 0.25, "a conversation whose tokens broke is still one"
+    assert penalty_format([*answers, broken]) == 0.25, (
+        "a conversation whose tokens broke is still one"
+    )
 
 
 def test_format_penalty_reads_the_policys_own_text_only():
     blocks = [{"type": "text", "text": "<answer>"}, "1</answer>"]
     assert penalty_format([call("a").model_copy(update={"response": {"content": blocks}})]) == 0.0
-    with_tool_text = trajectory(tool_calls=(tool_call("a").model_copy(update={"content": "<answer><answer>"}),))
+    with_tool_text = trajectory(
+        tool_calls=(tool_call("a").model_copy(update={"content": "<answer><answer>"}),)
+    )
     assert select([with_tool_text], 2, "grpo", seed=0)[0].penalty_format == 0.0
 
 
 def test_what_another_model_did_is_not_held_against_the_policy():
-    """Its turns and tags, and the calls that it asked for; not those that share an id with one of the policy's."""
+    """Its turns and tags, and the calls that it asked for; not those that share an id with one of
+    the policy's.
+    """
 
     def asking(name: str, *ids: str, **changes: Any) -> Call:
-        asked = {"content": "<answer>1</answer>", "tool_calls": [{"id": id_, "name": "python"} for id_ in ids]}
+        asked = {
+            "content": "<answer>1</answer>",
+            "tool_calls": [{"id": id_, "name": "python"} for id_ in ids],
+        }
         return call(name, **changes).model_copy(update={"response": asked})
 
-    tools = [tool_call("a"), tool_call("b", ToolStatus.ERROR), tool_call("c", ToolStatus.ERROR), tool_call("d")]
+    tools = [
+        tool_call("a"),
+        tool_call("b", ToolStatus.ERROR),
+        tool_call("c", ToolStatus.ERROR),
+        tool_call("d"),
+    ]
     own, others = asking("1", "a", "b"), asking("2", "b", "c", parent="1", model="critic")
     last = call("3", parent="2", text="done")
     made = trajectory(calls=(own, others, last), tool_calls=tools)
     (judged,) = select([made], 2, "grpo", seed=0)
-    assert judged.penalty_error == 1 / 3, "c is the critic's; b is asked for by both, d by the graph itself"
+    assert judged.penalty_error == 1 / 3, (
+        "c is the critic's; b is asked for by both, d by the graph itself"
+    )
     assert judged.penalty_format == 0.0
     again = last.model_copy(update={"response": own.response})
-    assert penalty_format([own, others, again], policy="m") == 1 / 2, "one conversation, of two turns"
+    assert penalty_format([own, others, again], policy="m") == 1 / 2, (
+        "one conversation, of two turns"
+    )
     assert penalty_format([others], policy="m") == 1.0
 
 

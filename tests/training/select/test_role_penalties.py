@@ -1,4 +1,6 @@
-"""RoC's penalties by role: figures by hand, what they have in common with those over the whole, and a recorded run."""
+"""RoC's penalties by role: figures by hand, what they have in common with those over the whole, and
+a recorded run.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,23 @@ from hrm_agent.tools.fenced import block_ids
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.records.offline import train_on_record
 from hrm_agent.training.rollout.collect import collect
-from hrm_agent.training.select.penalties import count_calls, mean_penalties, policy_tool_calls, role_penalties
+from hrm_agent.training.select.penalties import (
+    count_calls,
+    mean_penalties,
+    policy_tool_calls,
+    role_penalties,
+)
 from hrm_agent.training.select.roc import RocOptions, select
-from hrm_agent.trajectory import Call, Overlay, RolePenalty, ToolCall, ToolStatus, Trajectory, Verdict, content_hash
+from hrm_agent.trajectory import (
+    Call,
+    Overlay,
+    RolePenalty,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    Verdict,
+    content_hash,
+)
 from tests.support.training.builders import call, place, rollout, tool_call, trajectory
 
 OK, ERROR = ToolStatus.OK, ToolStatus.ERROR
@@ -26,13 +42,21 @@ OFFERED = ({"type": "function", "function": {"name": "python"}},)
 
 
 def turn(role: str, name: str, asked: Sequence[str] = (), answers: int = 0, **changes: Any) -> Call:
-    """A model call of a role, which asks for tool calls of these ids and writes so many answer tags."""
+    """A model call of a role, which asks for tool calls of these ids and writes so many answer
+    tags.
+    """
     text = "<answer>1</answer>" * answers
-    response = {"type": "ai", "content": text, "tool_calls": [{"id": each, "name": "python"} for each in asked]}
+    response = {
+        "type": "ai",
+        "content": text,
+        "tool_calls": [{"id": each, "name": "python"} for each in asked],
+    }
     return call(name, identity=place("t", name, role), response=response, **changes)
 
 
-def made_of(calls: Sequence[Call], tools: Sequence[ToolCall] = (), index: int = 0, reward: float = 1.0) -> Trajectory:
+def made_of(
+    calls: Sequence[Call], tools: Sequence[ToolCall] = (), index: int = 0, reward: float = 1.0
+) -> Trajectory:
     return trajectory(index, reward, calls=tuple(calls), tool_calls=tuple(tools))
 
 
@@ -41,7 +65,8 @@ def judged(whole: Trajectory, options: RocOptions = BY_ROLE) -> Overlay:
     return overlay
 
 
-# Plan, two solver turns with four calls of which one fails, a checker whose only call fails, and a final text.
+# Plan, two solver turns with four calls of which one fails, a checker whose only call fails, and a
+# final text.
 FOUR_ROLES = made_of(
     [
         turn("plan", "1"),
@@ -69,7 +94,11 @@ def test_each_role_counts_once_however_many_calls_it_made() -> None:
 
 
 @pytest.mark.parametrize(
-    "offer", [{"tools": OFFERED, "tools_hash": content_hash(OFFERED)}, {"tools_hash": content_hash(OFFERED)}]
+    "offer",
+    [
+        {"tools": OFFERED, "tools_hash": content_hash(OFFERED)},
+        {"tools_hash": content_hash(OFFERED)},
+    ],
 )
 @pytest.mark.parametrize("none", [{}, {"tools": ()}, {"tools_hash": content_hash(())}])
 def test_who_has_tools_and_calls_none_is_blamed_for_it_and_who_has_none_is_not(
@@ -80,7 +109,9 @@ def test_who_has_tools_and_calls_none_is_blamed_for_it_and_who_has_none_is_not(
         return judged(made_of([turn("plan", "1", **none), solver], tools))
 
     assert with_solver(**offer).penalty_error == 0.5
-    assert with_solver(tool_call("a"), **offer).penalty_error == 0.0, "and not the mean with 0.5 of the planner"
+    assert with_solver(tool_call("a"), **offer).penalty_error == 0.0, (
+        "and not the mean with 0.5 of the planner"
+    )
     assert with_solver(tool_call("a", ToolStatus.INFRASTRUCTURE), **offer).penalty_error == 0.5
     assert with_solver(**none).penalty_error == 0.5, "as over the whole: nobody has tools"
 
@@ -95,7 +126,9 @@ def test_the_answer_tag_is_asked_of_those_who_write_one_else_of_the_last() -> No
         "synthesize": 1.0,
     }
     one = [quiet[0], turn("solve", "2", answers=1), quiet[2]]
-    assert judged(made_of(one)).penalty_format == 0.0, "the synthesizer's text is in the problem's own format"
+    assert judged(made_of(one)).penalty_format == 0.0, (
+        "the synthesizer's text is in the problem's own format"
+    )
     both = [quiet[0], turn("solve", "2", answers=1), turn("synthesize", "3", answers=2)]
     assert judged(made_of(both)).penalty_format == (0.0 + 1.0) / 2
     assert judged(made_of(both), RocOptions()).penalty_format == 1 / 3
@@ -109,7 +142,11 @@ def test_a_conversation_that_two_roles_share_has_one_answer_of_each() -> None:
 
 def test_a_tool_call_is_the_askers_whichever_node_carried_it_out() -> None:
     fenced = block_ids("2")[0]
-    calls = [turn("plan", "1"), turn("solve", "2", ["a"]), turn("solve", "3", answers=1, parent="2")]
+    calls = [
+        turn("plan", "1"),
+        turn("solve", "2", ["a"]),
+        turn("solve", "3", answers=1, parent="2"),
+    ]
     own = tool_call("own").model_copy(update={"identity": place("t", "own", "fetch")})
     tools = [tool_call("a", ERROR), tool_call(fenced, ToolStatus.INVALID_CALL), own]
     found = judged(made_of(calls, tools)).penalty_by_role or {}
@@ -130,17 +167,24 @@ def test_what_another_model_did_is_no_role_of_the_policy() -> None:
 
 def test_a_variable_that_one_role_sets_and_another_takes_was_of_use() -> None:
     def ran(name: str, code: str, shown: str = "") -> ToolCall:
-        return tool_call(name).model_copy(update={"arguments": {"code": code}, "content": shown, "stdout": shown})
+        return tool_call(name).model_copy(
+            update={"arguments": {"code": code}, "content": shown, "stdout": shown}
+        )
 
     calls = [turn("solve", "1", ["a"], answers=1), turn("check", "2", ["b", "c"])]
     tools = [ran("a", "x = 6 * q"), ran("b", "print(x)", "42\n"), ran("c", "print( x )", "42\n")]
     found = judged(made_of(calls, tools)).penalty_by_role or {}
-    assert [(each.effective, each.error) for each in found.values()] == [(1, 0.0), (1, 0.0)], "c is b in other words"
+    assert [(each.effective, each.error) for each in found.values()] == [
+        (1, 0.0),
+        (1, 0.0),
+    ], "c is b in other words"
 
 
 @pytest.mark.parametrize("role", ["reason", ""])
 @pytest.mark.parametrize("failed", [0, 1, 3])
-def test_with_one_role_or_none_known_nothing_is_other_than_over_the_whole(role: str, failed: int) -> None:
+def test_with_one_role_or_none_known_nothing_is_other_than_over_the_whole(
+    role: str, failed: int
+) -> None:
     """The tool loop, whose tools have a node of their own, and an imported run without nodes."""
     calls = (turn(role, "1", answers=failed), turn(role, "2", answers=1, parent="1"))
     group = [rollout(i, float(i % 2), failed, 3) for i in range(6)]
@@ -150,14 +194,26 @@ def test_with_one_role_or_none_known_nothing_is_other_than_over_the_whole(role: 
 
 
 statuses = st.sampled_from([*ToolStatus, None])
-made = st.lists(st.tuples(st.sampled_from(["plan", "solve", "check"]), statuses, st.integers(0, 4)), max_size=12)
+made = st.lists(
+    st.tuples(st.sampled_from(["plan", "solve", "check"]), statuses, st.integers(0, 4)), max_size=12
+)
 
 
 @given(made, st.lists(st.integers(0, 2), min_size=3, max_size=3))
-def test_the_roles_counts_add_up_to_the_wholes(rows: list[tuple[str, ToolStatus | None, int]], tags: list[int]) -> None:
-    tools = [tool_call(str(i), status, f"code {code}" if code else None) for i, (_, status, code) in enumerate(rows)]
-    asked = {role: [str(i) for i, row in enumerate(rows) if row[0] == role] for role in ("plan", "solve", "check")}
-    calls = [turn(role, role, ids, count) for (role, ids), count in zip(asked.items(), tags, strict=True)]
+def test_the_roles_counts_add_up_to_the_wholes(
+    rows: list[tuple[str, ToolStatus | None, int]], tags: list[int]
+) -> None:
+    tools = [
+        tool_call(str(i), status, f"code {code}" if code else None)
+        for i, (_, status, code) in enumerate(rows)
+    ]
+    asked = {
+        role: [str(i) for i, row in enumerate(rows) if row[0] == role]
+        for role in ("plan", "solve", "check")
+    }
+    calls = [
+        turn(role, role, ids, count) for (role, ids), count in zip(asked.items(), tags, strict=True)
+    ]
     whole = made_of(calls, tools)
     counted, roles = count_calls(policy_tool_calls(whole)), role_penalties(whole)
     assert sum(each.failed for each in roles.values()) == counted.failed
@@ -171,7 +227,10 @@ def test_the_selection_goes_by_it() -> None:
     def run(index: int, solver: Sequence[ToolStatus], checker: ToolStatus) -> Trajectory:
         made = [tool_call(f"{index}-{i}", status) for i, status in enumerate([*solver, checker])]
         ids = [each.tool_call_id for each in made]
-        calls = [turn("solve", f"{index} solve", ids[:-1], answers=1), turn("check", f"{index} check", ids[-1:])]
+        calls = [
+            turn("solve", f"{index} solve", ids[:-1], answers=1),
+            turn("check", f"{index} check", ids[-1:]),
+        ]
         return made_of(calls, made, index)
 
     busy, short = run(0, [OK] * 9, ERROR), run(1, [OK, OK, ERROR], OK)
@@ -181,7 +240,9 @@ def test_the_selection_goes_by_it() -> None:
         options = RocOptions(selection="lowest", min_positives=1, min_negatives=1, penalties=over)
         overlays = select(group, 2, "grpo-roc", seed=0, options=options)
         drawn[over] = {o.trajectory_id for o in overlays if o.verdict is Verdict.KEPT and o.reward}
-        assert [o.penalty_error for o in overlays[:2]] == ([0.1, 0.25] if over == "whole" else [0.5, 1 / 6])
+        assert [o.penalty_error for o in overlays[:2]] == (
+            [0.1, 0.25] if over == "whole" else [0.5, 1 / 6]
+        )
     assert drawn == {"whole": {busy.id}, "by_role": {short.id}}
 
 
@@ -193,14 +254,20 @@ def test_what_was_counted_is_kept_and_nothing_is_written_of_it_by_default(store:
 
 
 async def test_recorded_runs_of_four_roles_are_learned_from_by_role(tmp_path: Path) -> None:
-    asked = CollectConfig(policy="builtin:roles-cold-start", count=1, samples=4, seed=5, graph="reasoning")
+    asked = CollectConfig(
+        policy="builtin:roles-cold-start", count=1, samples=4, seed=5, graph="reasoning"
+    )
     recorded = await collect(asked, tmp_path / "collected")
     for whole in recorded:
         roles = role_penalties(whole)
         assert list(roles)[:2] == ["plan", "solve"] and "synthesize" in roles
         assert {role for role, each in roles.items() if each.error is not None} == {"solve"}
-        tagged = {call.identity.role for call in whole.calls if "<answer>" in call.response["content"]}
-        assert {role for role, each in roles.items() if each.format is not None} == tagged >= {"solve"}
+        tagged = {
+            call.identity.role for call in whole.calls if "<answer>" in call.response["content"]
+        }
+        assert (
+            {role for role, each in roles.items() if each.format is not None} == tagged >= {"solve"}
+        )
         tools = count_calls(whole.tool_calls)
         assert (roles["solve"].failed, roles["solve"].effective) == (tools.failed, tools.effective)
 

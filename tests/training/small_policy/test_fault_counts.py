@@ -29,7 +29,15 @@ GOOD = {
     "text": r"<answer>\boxed{1185}</answer>",
 }
 NONE = dict.fromkeys(
-    ("plan_cut", "solve_guess", "solve_formula", "solve_bad_call", "critique_reject", "synthesize_form"), 0
+    (
+        "plan_cut",
+        "solve_guess",
+        "solve_formula",
+        "solve_bad_call",
+        "critique_reject",
+        "synthesize_form",
+    ),
+    0,
 )
 
 
@@ -59,7 +67,9 @@ def script(answers: Mapping[str, str]):
         ({"text": "1185 pens"}, {"synthesize_form": 1}),
     ],
 )
-async def test_faults_are_told_from_the_record(changed: dict[str, str], made: dict[str, int], tmp_path: Path) -> None:
+async def test_faults_are_told_from_the_record(
+    changed: dict[str, str], made: dict[str, int], tmp_path: Path
+) -> None:
     boxes = problem("boxes", (31, 51, 396), ("Gus", "pens"))
     assert boxes is not None
     config = CollectConfig(policy="scripted", count=1, graph="reasoning")

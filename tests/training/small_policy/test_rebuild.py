@@ -1,4 +1,6 @@
-"""The shipped policies are what the sources make: rebuilt if that is something else now, else held to their cards."""
+"""The shipped policies are what the sources make: rebuilt if that is something else now, else held
+to their cards.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.small_policy.__main__ import main
 from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
 from hrm_agent.training.small_policy.figures import measure
-from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale, trained_digest
+from hrm_agent.training.small_policy.inputs import (
+    cold_start_inputs,
+    inputs_of_card,
+    stale,
+    trained_digest,
+)
 from hrm_agent.training.small_policy.trained import REINFORCEMENT, card_of
 
 POLICIES = ("cold-start", "trained")
@@ -29,11 +36,16 @@ def card(folder: Path) -> str:
 
 @pytest.mark.whole
 def test_cards_say_what_the_weights_were_made_from() -> None:
-    """A stale card does not fail here: `test_the_shipped_policies_are_what_their_cards_say` rebuilds them."""
+    """A stale card does not fail here: `test_the_shipped_policies_are_what_their_cards_say`
+    rebuilds them.
+    """
     said = {name: inputs_of_card(card(shipped(name))) for name in POLICIES}
     assert all(said.values()), "A card names no inputs: build the policies with `make policy`."
     if not cold_start_inputs().agree_with(said["cold-start"]):
-        told = "The shipped policies are not what the sources would make now: build them with `make policy`."
+        told = (
+            "The shipped policies are not what the sources would make now: build them with `make"
+            " policy`."
+        )
         sys.stdout.write(told + "\n")
         warnings.warn(told, stacklevel=1)
 
@@ -59,10 +71,15 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
         assert found[name].keys() == said.keys() == {"tool_loop", "reasoning"}
         for graph, (rollouts, correct, errors) in found[name].items():
             _, card_correct, card_errors = said[graph]
-            # Rebuilt weights are other weights: two draws from the builds. The same weights differ by rounding at most.
-            allowed = 0.1 if old else max(0.01, 2 * sqrt(card_correct * (1 - card_correct) / rollouts))
+            # Rebuilt weights are other weights: two draws from the builds. The same weights differ
+            # by rounding at most.
+            allowed = (
+                0.1 if old else max(0.01, 2 * sqrt(card_correct * (1 - card_correct) / rollouts))
+            )
             assert correct == pytest.approx(card_correct, abs=allowed), f"{name}, {graph}"
-            assert errors == pytest.approx(card_errors, abs=allowed), f"{name}, {graph}, tool errors"
+            assert errors == pytest.approx(card_errors, abs=allowed), (
+                f"{name}, {graph}, tool errors"
+            )
     cold, trained = (found[name]["tool_loop"] for name in POLICIES)
     assert 0.5 <= cold[1] <= 0.65
     assert trained[1] >= 0.80 and trained[2] <= cold[2] / 5
@@ -70,7 +87,9 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
 
 def test_the_card_of_a_build_is_written_from_the_configuration() -> None:
     text = card_of(REINFORCEMENT)
-    assert "30 steps of grpo-roc" in text and "16 rollouts each" in text and "clip 0.2 / 0.28" in text
+    assert (
+        "30 steps of grpo-roc" in text and "16 rollouts each" in text and "clip 0.2 / 0.28" in text
+    )
 
 
 def test_where_a_key_stands_makes_no_weights_stale() -> None:
@@ -83,7 +102,10 @@ def test_where_a_key_stands_makes_no_weights_stale() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_spread_is_of_the_shipped_recipe(policy: str) -> None:
-    found, said = inputs_of_card(read_spread()[policy]["inputs"]), inputs_of_card(card(shipped(policy)))
+    found, said = (
+        inputs_of_card(read_spread()[policy]["inputs"]),
+        inputs_of_card(card(shipped(policy))),
+    )
     assert found is not None and said is not None and found.agree_with(said)
 
 

@@ -1,4 +1,6 @@
-"""Demonstrations of the roles with faults: as often as their shares say, and what the graph makes of them."""
+"""Demonstrations of the roles with faults: as often as their shares say, and what the graph makes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
+from hrm_agent.graphs.parts.prompts import (
+    CRITIC_PROMPT,
+    PLANNER_PROMPT,
+    SOLVER_PROMPT,
+    SYNTHESIZER_PROMPT,
+)
 from hrm_agent.graphs.reasoning.plan import PlannerAnswer
 from hrm_agent.tools.python_tool import tool_content
 from hrm_agent.training.small_policy.role_faults import (
@@ -45,7 +52,10 @@ def said(lesson):
 
 def is_cut(lesson):
     try:
-        return tuple(subgoal.name for subgoal in read_as(PlannerAnswer, said(lesson)).subgoals) not in PLANS
+        return (
+            tuple(subgoal.name for subgoal in read_as(PlannerAnswer, said(lesson)).subgoals)
+            not in PLANS
+        )
     except UnparsableAnswer:
         return True
 
@@ -57,7 +67,9 @@ def shown(lesson):
 
 
 def is_flawed(results):
-    return tuple(results) not in PLANS or any(not value.replace(".", "").isdigit() for value in results.values())
+    return tuple(results) not in PLANS or any(
+        not value.replace(".", "").isdigit() for value in results.values()
+    )
 
 
 def share(lessons, has):
@@ -66,7 +78,9 @@ def share(lessons, has):
 
 def test_each_role_errs_as_often_as_its_share_says(lessons):
     solvers = of(lessons, SOLVER_PROMPT)
-    guesses = [lesson for lesson in solvers if any(thought in said(lesson) for thought in GUESS_THOUGHTS)]
+    guesses = [
+        lesson for lesson in solvers if any(thought in said(lesson) for thought in GUESS_THOUGHTS)
+    ]
     others = [lesson for lesson in solvers if lesson not in guesses]
     callers = [lesson for lesson in others if FORMULA_THOUGHT not in said(lesson)]
     verdicts = of(lessons, CRITIC_PROMPT)
@@ -77,17 +91,25 @@ def test_each_role_errs_as_often_as_its_share_says(lessons):
         solve_guess=len(guesses) / len(solvers),
         solve_formula=1 - len(callers) / len(others),
         solve_bad_call=share(callers, lambda lesson: len(lesson.messages) == 7),
-        critique_accept=share(flawed, lambda lesson: json.loads(said(lesson))["action"] == "accept"),
+        critique_accept=share(
+            flawed, lambda lesson: json.loads(said(lesson))["action"] == "accept"
+        ),
         critique_reject=share(whole, lambda lesson: json.loads(said(lesson))["action"] != "accept"),
-        synthesize_form=share(of(lessons, SYNTHESIZER_PROMPT), lambda lesson: text_answer(said(lesson)) is None),
+        synthesize_form=share(
+            of(lessons, SYNTHESIZER_PROMPT), lambda lesson: text_answer(said(lesson)) is None
+        ),
     )
     for field in fields(RoleFaults):
-        assert getattr(found, field.name) == pytest.approx(getattr(FAULTS, field.name), abs=0.02), field.name
+        assert getattr(found, field.name) == pytest.approx(getattr(FAULTS, field.name), abs=0.02), (
+            field.name
+        )
 
 
 def test_a_critic_sends_back_what_is_flawed_and_says_what_is_wrong():
     seen = Counter()
-    for lesson in of(faulty_demonstrations("train", 2, 1200, NO_FAULTS, CRITIC_KINDS), CRITIC_PROMPT):
+    for lesson in of(
+        faulty_demonstrations("train", 2, 1200, NO_FAULTS, CRITIC_KINDS), CRITIC_PROMPT
+    ):
         verdict, results = json.loads(said(lesson)), shown(lesson)
         seen[verdict["action"]] += 1
         assert (verdict["action"] != "accept") == is_flawed(results)
@@ -109,12 +131,20 @@ def test_roles_without_faults_make_none():
 async def test_bad_calls_fail_in_the_sandbox_as_they_are_shown(lessons):
     environment = LocalEnvironment()
     try:
-        repaired = [lesson for lesson in of(lessons, SOLVER_PROMPT) if len(lesson.messages) == 7][:60]
+        repaired = [lesson for lesson in of(lessons, SOLVER_PROMPT) if len(lesson.messages) == 7][
+            :60
+        ]
         for lesson in repaired:
             bad, shown_bad, good, shown_good = lesson.messages[2:6]
-            assert tool_content(await environment.execute(bad.tool_calls[0]["args"]["code"])) == shown_bad.text
+            assert (
+                tool_content(await environment.execute(bad.tool_calls[0]["args"]["code"]))
+                == shown_bad.text
+            )
             assert "Error" in shown_bad.text
-            assert tool_content(await environment.execute(good.tool_calls[0]["args"]["code"])) == shown_good.text
+            assert (
+                tool_content(await environment.execute(good.tool_calls[0]["args"]["code"]))
+                == shown_good.text
+            )
             assert final_answer(said(lesson)) == shown_good.text
     finally:
         await environment.close()
@@ -123,7 +153,8 @@ async def test_bad_calls_fail_in_the_sandbox_as_they_are_shown(lessons):
 def test_a_seed_fixes_the_demonstrations():
     def first(seed, faults=FAULTS):
         return [
-            [message.text for message in lesson.messages] for lesson in faulty_demonstrations("train", seed, 60, faults)
+            [message.text for message in lesson.messages]
+            for lesson in faulty_demonstrations("train", seed, 60, faults)
         ]
 
     assert first(1) == first(1) != first(2)

@@ -42,16 +42,22 @@ def test_the_card_tells_the_shares_that_were_demonstrated(card: str) -> None:
 
 def test_the_tool_loop_is_kept(card: str) -> None:
     before = (Path(model_folder("builtin:cold-start")) / "README.md").read_text(encoding="utf-8")
-    assert figures_of_card(card)["tool_loop"][1] == pytest.approx(figures_of_card(before)["tool_loop"][1], abs=0.1)
+    assert figures_of_card(card)["tool_loop"][1] == pytest.approx(
+        figures_of_card(before)["tool_loop"][1], abs=0.1
+    )
 
 
 @pytest.mark.slow
 async def test_it_answers_and_errs_by_chance_and_not_for_want_of_knowing(tmp_path: Path) -> None:
-    """The same problems: most are solved at temperature 0, far from all at 1, where each role errs."""
+    """The same problems: most are solved at temperature 0, far from all at 1,
+    where each role errs.
+    """
     asked = CollectConfig(policy=NAME, count=60, seed=7, graph="reasoning")
     policy = load_policy(NAME)
     sampled = await collect(asked, tmp_path / "1", backend=policy)
-    greedy = await collect(asked.model_copy(update={"temperature": 0.0}), tmp_path / "0", backend=policy)
+    greedy = await collect(
+        asked.model_copy(update={"temperature": 0.0}), tmp_path / "0", backend=policy
+    )
     assert evaluate(greedy).pass_at_1 >= 0.85
     assert 0.25 <= evaluate(sampled).pass_at_1 <= 0.75
     made = {fault: share.made for fault, share in fault_shares(sampled).items()}
@@ -64,7 +70,9 @@ async def test_it_answers_and_errs_by_chance_and_not_for_want_of_knowing(tmp_pat
 def test_the_weights_are_of_the_present_recipe(card: str) -> None:
     said = inputs_of_card(card)
     assert said is not None
-    assert roles_inputs(Path(model_folder("builtin:cold-start")), cold_start_inputs()).agree_with(said)
+    assert roles_inputs(Path(model_folder("builtin:cold-start")), cold_start_inputs()).agree_with(
+        said
+    )
 
 
 @pytest.mark.long

@@ -38,8 +38,12 @@ def test_the_files_are_small_and_complete():
 
 
 async def test_the_tool_loop_is_half_right_and_sloppy(policy, tmp_path):
-    """Sloppy by construction: at most seven in ten traces use the tool, of which four in ten fail first."""
-    asked = CollectConfig(policy=COLD_START, count=128, seed=11, context={"max_turns": 6, "max_tokens": 256})
+    """Sloppy by construction: at most seven in ten traces use the tool, of which four in ten fail
+    first.
+    """
+    asked = CollectConfig(
+        policy=COLD_START, count=128, seed=11, context={"max_turns": 6, "max_tokens": 256}
+    )
     found = evaluate(await collect(asked, tmp_path, backend=policy))
     assert 0.4 <= found.pass_at_1 <= 0.72
     assert 0.2 <= found.correct_with_tool_error <= 0.6

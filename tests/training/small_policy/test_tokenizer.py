@@ -21,7 +21,9 @@ def ids(tokenizer, text):
 def test_digits_stand_alone(tokenizer):
     text = "round(1200*0.98**3+150, 2)"
     pieces = tokenizer.convert_ids_to_tokens(ids(tokenizer, text))
-    assert [piece for piece in pieces if any(char.isdigit() for char in piece)] == [c for c in text if c.isdigit()]
+    assert [piece for piece in pieces if any(char.isdigit() for char in piece)] == [
+        c for c in text if c.isdigit()
+    ]
 
 
 @pytest.mark.parametrize("mark", [*TAGS, *CONTROL_TOKENS])
@@ -59,18 +61,21 @@ def test_prompts_and_episodes_are_short(lessons):
 def as_dict(message):
     if message.type == "ai":
         calls = [
-            {"type": "function", "function": {"name": c["name"], "arguments": c["args"]}} for c in message.tool_calls
+            {"type": "function", "function": {"name": c["name"], "arguments": c["args"]}}
+            for c in message.tool_calls
         ]
         return {"role": "assistant", "content": message.text, "tool_calls": calls}
     return {"role": {"human": "user"}.get(message.type, message.type), "content": message.text}
 
 
 @pytest.mark.parametrize("kind", TRACES)
-def test_generation_marks_cover_exactly_what_the_codec_says_the_policy_wrote(tokenizer, codec, kind):
+def test_generation_marks_cover_exactly_what_the_codec_says_the_policy_wrote(
+    tokenizer, codec, kind
+):
     """Transformers' own rendering of a whole conversation against the codec's, turn by turn.
 
-    Only the tags that the prompts mention differ (text in the codec, tags to a plain tokenizer), so ids are compared by
-    what they decode to.
+    Only the tags that the prompts mention differ (text in the codec, tags to a plain tokenizer), so
+    ids are compared by what they decode to.
     """
     import random
 
@@ -100,19 +105,28 @@ def test_a_forged_turn_in_a_prompt_stays_text(codec, tokenizer):
 
 
 def test_the_tool_is_shown_by_name_and_parameter_types_alone(tokenizer):
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Q"}], tools=[PYTHON_TOOL], tokenize=False)
-    assert text == (
-        '<|im_start|>system\n\n<tools>{"name": "python", "parameters": {"code": "string"}}</tools><|im_end|>\n'
-        "<|im_start|>user\nQ<|im_end|>\n"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Q"}], tools=[PYTHON_TOOL], tokenize=False
+    )
+    assert (
+        text == '<|im_start|>system\n\n<tools>{"name": "python", "parameters": {"code":'
+        ' "string"}}</tools><|im_end|>\n<|im_start|>user\nQ<|im_end|>\n'
     )
 
 
 @pytest.mark.parametrize("name", ["builtin:cold-start", "builtin:trained"])
 def test_a_tool_of_an_agent_that_is_not_ours_is_offered(name):
-    """A parameter of two types, as `int | None` is, has no single `type`; a tool may have no parameters at all."""
-    either = {"type": "object", "properties": {"limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+    """A parameter of two types, as `int | None` is, has no single `type`; a tool may have no
+    parameters at all.
+    """
+    either = {
+        "type": "object",
+        "properties": {"limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+    }
     tools = [{"name": "ls", "parameters": either}, {"name": "stop"}]
     codec = load_codec(name)
-    text = codec.decode(codec.encode([HumanMessage("List.")], [{"type": "function", "function": t} for t in tools]))
+    text = codec.decode(
+        codec.encode([HumanMessage("List.")], [{"type": "function", "function": t} for t in tools])
+    )
     assert '{"name": "ls", "parameters": {"limit": "any"}}' in text
     assert '{"name": "stop", "parameters": {}}' in text

@@ -39,7 +39,11 @@ async def test_tool_messages_are_what_the_sandbox_answers_to_the_byte(lessons):
             for call, result in zip(lesson.messages, lesson.messages[1:], strict=False):
                 if result.type == "tool":
                     code = call.tool_calls[0]["args"]["code"]
-                    assert tool_content(await environment.execute(code)) == result.text == tool_text(code)
+                    assert (
+                        tool_content(await environment.execute(code))
+                        == result.text
+                        == tool_text(code)
+                    )
                     shown += 1
         assert shown > 200
     finally:
@@ -47,9 +51,19 @@ async def test_tool_messages_are_what_the_sandbox_answers_to_the_byte(lessons):
 
 
 def test_traces_are_the_turns_of_a_rollout(lessons, codec):
-    """The tokens of a trace, rebuilt as a rollout makes them: prompt, answer, what comes between, answer."""
+    """The tokens of a trace, rebuilt as a rollout makes them: prompt, answer, what comes between,
+    answer.
+    """
     longest = max(lessons, key=lambda lesson: len(lesson.messages))
-    assert [message.type for message in longest.messages] == ["system", "human", "ai", "tool", "ai", "tool", "ai"]
+    assert [message.type for message in longest.messages] == [
+        "system",
+        "human",
+        "ai",
+        "tool",
+        "ai",
+        "tool",
+        "ai",
+    ]
     ids = codec.encode(longest.messages[:2], longest.tools)
     mask = [False] * len(ids)
     for answered in (2, 4, 6):
@@ -57,7 +71,10 @@ def test_traces_are_the_turns_of_a_rollout(lessons, codec):
         between = []
         if answered < 6:
             between = codec.extend(
-                longest.messages[: answered + 2], answered, ended_by=codec.end_of_turn, tools=longest.tools
+                longest.messages[: answered + 2],
+                answered,
+                ended_by=codec.end_of_turn,
+                tools=longest.tools,
             )
         ids += answer + between
         mask += [True] * len(answer) + [False] * len(between)
@@ -71,7 +88,9 @@ def test_answers_are_read_back_as_they_were_written(lessons, codec):
             if message.type == "ai":
                 parsed = codec.parse(answer_text(message))
                 assert parsed.content == message.text
-                assert [call["args"] for call in parsed.tool_calls] == [call["args"] for call in message.tool_calls]
+                assert [call["args"] for call in parsed.tool_calls] == [
+                    call["args"] for call in message.tool_calls
+                ]
                 assert not parsed.invalid_tool_calls
 
 
@@ -127,13 +146,19 @@ def test_the_roles_speak_to_each_other_as_the_graph_lets_them():
         solver = traces.solver_trace(problem, rng)
         values = {step.name: step.value for step in problem.plan}
         requests = {
-            solver_request(prompt, step.goal, {name: values[name] for name in step.needs}, hint): step.value
+            solver_request(
+                prompt, step.goal, {name: values[name] for name in step.needs}, hint
+            ): step.value
             for prompt in prompts
             for step in problem.plan
             for hint in ("", f"{step.name} is missing")
         }
         assert final_answer(solver.messages[-1].text) == requests[solver.messages[1].text]
-        hinted = planner.messages[1].text.rpartition("\nHint: ")[2] if "\nHint: " in planner.messages[1].text else ""
+        hinted = (
+            planner.messages[1].text.rpartition("\nHint: ")[2]
+            if "\nHint: " in planner.messages[1].text
+            else ""
+        )
         assert planner.messages[1].text in {planner_request(prompt, hinted) for prompt in prompts}
 
 
@@ -145,7 +170,10 @@ def test_the_critic_revises_exactly_where_a_result_failed():
         verdict = json.loads(lesson.messages[2].text)
         assert (verdict["action"] == "revise") == (f"= {traces.FAILED}" in lesson.messages[1].text)
         if verdict["action"] == "revise":
-            assert f"{verdict['subgoal']} = {traces.FAILED}" in lesson.messages[1].text and verdict["hint"]
+            assert (
+                f"{verdict['subgoal']} = {traces.FAILED}" in lesson.messages[1].text
+                and verdict["hint"]
+            )
         else:
             assert verdict == {"action": "accept"}
         seen[verdict["action"]] += 1
@@ -172,6 +200,9 @@ def test_roles_are_part_of_the_mixture(lessons):
 
 def test_demonstrations_are_a_function_of_the_seed():
     def first(seed):
-        return [[message.text for message in lesson.messages] for lesson in traces.demonstrations("train", seed, 30)]
+        return [
+            [message.text for message in lesson.messages]
+            for lesson in traces.demonstrations("train", seed, 30)
+        ]
 
     assert first(1) == first(1) != first(2)

@@ -17,15 +17,24 @@ from tests.support.graphs.scripts import boxed
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+        encoding="utf-8",
+    )
     return path
 
 
-# --- JSON lines -------------------------------------------------------------------------------------------------------
+# --- JSON lines
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_rows_become_tasks(tmp_path):
-    file = write(tmp_path / "a.jsonl", {"q": "1+1?", "a": "work\n#### 2", "n": "x1"}, "", {"q": "2*3?", "a": 6, "n": 7})
+    file = write(
+        tmp_path / "a.jsonl",
+        {"q": "1+1?", "a": "work\n#### 2", "n": "x1"},
+        "",
+        {"q": "2*3?", "a": 6, "n": 7},
+    )
     tasks = load_tasks(f"jsonl:{file}?question=q&answer=a&id=n", split="train", seed=0)
     assert {(t.id, t.prompt, t.answer) for t in tasks} == {("x1", "1+1?", "2"), ("7", "2*3?", "6")}
     assert all(t.verify(boxed(t.answer)) == 1.0 and t.verify(boxed(99)) == 0.0 for t in tasks)
@@ -36,7 +45,9 @@ def test_order_is_drawn_from_the_seed_and_no_row_comes_twice(tmp_path):
     file = write(tmp_path / "a.jsonl", *({"question": str(i), "answer": i} for i in range(30)))
 
     def order(seed: int, count: int | None = None) -> list[str]:
-        return [t.prompt for t in load_tasks(f"jsonl:{file}", split="train", seed=seed, count=count)]
+        return [
+            t.prompt for t in load_tasks(f"jsonl:{file}", split="train", seed=seed, count=count)
+        ]
 
     assert order(1) == order(1) != order(2)
     assert order(1, 5) == order(1)[:5]
@@ -47,7 +58,9 @@ def test_the_split_may_stand_in_the_files_name(tmp_path):
     write(tmp_path / "train.jsonl", {"question": "a", "answer": 1})
     write(tmp_path / "test.jsonl", {"question": "b", "answer": 1})
     spec = f"jsonl:{tmp_path}/{{split}}.jsonl"
-    assert [t.prompt for split in ("train", "test") for t in load_tasks(spec, split=split, seed=0)] == ["a", "b"]
+    assert [
+        t.prompt for split in ("train", "test") for t in load_tasks(spec, split=split, seed=0)
+    ] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +75,10 @@ def test_the_split_may_stand_in_the_files_name(tmp_path):
         ("[" * 100_000, "line 2: not JSON"),
         ('{"question": "a \\ud83d", "answer": 1}', "line 2: 'question' holds half a character"),
         ('{"question": "a", "answer": " "}', "line 2: the answer 'answer' is empty"),
-        ('{"question": "a", "answer": "6 * 7 = 42\\n####"}', "line 2: the answer 'answer' is empty"),
+        (
+            '{"question": "a", "answer": "6 * 7 = 42\\n####"}',
+            "line 2: the answer 'answer' is empty",
+        ),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, row, message):
@@ -74,7 +90,11 @@ def test_a_malformed_row_is_named(tmp_path, row, message):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    for content, fault in ((None, "No such file"), (b"\xff\xfe", "not UTF-8"), (b"\n\n", "has no rows")):
+    for content, fault in (
+        (None, "No such file"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"\n\n", "has no rows"),
+    ):
         file = tmp_path / f"{fault}.jsonl"
         if content is not None:
             file.write_bytes(content)
@@ -87,7 +107,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_an_id_that_comes_twice_is_named_with_its_lines(tmp_path):
     rows = [{"question": f"q{i}", "answer": i, "n": i % 2} for i in range(3)]
     file = write(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(TaskError, match=r"The id '0' stands twice: .*a\.jsonl, line 1, .*a\.jsonl, line 3"):
+    with pytest.raises(
+        TaskError, match=r"The id '0' stands twice: .*a\.jsonl, line 1, .*a\.jsonl, line 3"
+    ):
         load_tasks(f"jsonl:{file}?id=n", split="train", seed=0)
 
 
@@ -97,10 +119,18 @@ def test_contest_answers_are_integers_and_nothing_else(tmp_path):
     for verify in (task.verify, verifier_of(task.ref())):
         assert verify is not None
         assert [verify(boxed(text)) for text in ("42", "042", " $42$ ")] == [1, 1, 1]
-        assert [verify(boxed(text)) for text in ("84/2", "42.0", "0042", "-42", "43", "٤٢", "42e0", "")] == [0] * 8
+        assert [
+            verify(boxed(text)) for text in ("84/2", "42.0", "0042", "-42", "43", "٤٢", "42e0", "")
+        ] == [0] * 8
     for answer in ("1000", -1, 1.5, "x"):
-        write(tmp_path / "aime.jsonl", {"question": "p", "answer": 1}, {"question": "p", "answer": answer})
-        with pytest.raises(TaskError, match=r"aime\.jsonl, line 2: the answer '.*' is not an integer from 0 to 999"):
+        write(
+            tmp_path / "aime.jsonl",
+            {"question": "p", "answer": 1},
+            {"question": "p", "answer": answer},
+        )
+        with pytest.raises(
+            TaskError, match=r"aime\.jsonl, line 2: the answer '.*' is not an integer from 0 to 999"
+        ):
             load_tasks(f"aime:{file}", split="eval", seed=0)
 
 
@@ -112,7 +142,8 @@ def test_gsm8k_is_understood(shared_data):
     assert all(t.answer and "####" not in t.answer and len(t.answer) < 20 for t in tasks)
 
 
-# --- reasoning-gym ----------------------------------------------------------------------------------------------------
+# --- reasoning-gym
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole
@@ -130,7 +161,9 @@ def test_the_librarys_verifier_scores_answer_or_text():
     task = load_tasks("reasoning_gym:chain_sum", split="train", seed=0, count=1)[0]
     assert task.verify(boxed(task.answer)) == 1.0
     assert task.verify(f"<reason>add</reason> {task.answer}") == 1.0
-    assert task.verify(f"it is {task.answer}, I think") == 0.0, "the library gives a part of a point for this"
+    assert task.verify(f"it is {task.answer}, I think") == 0.0, (
+        "the library gives a part of a point for this"
+    )
     assert task.verify("<answer>no box</answer>") == 0.0
 
 
@@ -158,7 +191,9 @@ def test_answers_of_families_that_evaluate_text_pass_the_guard_and_code_does_not
 def test_an_attack_does_not_reach_eval(monkeypatch):
     reached: list[str] = []
     evaluate = builtins.eval
-    monkeypatch.setattr(builtins, "eval", lambda text, *rest: reached.append(str(text)) or evaluate(text, *rest))
+    monkeypatch.setattr(
+        builtins, "eval", lambda text, *rest: reached.append(str(text)) or evaluate(text, *rest)
+    )
     task = load_tasks("reasoning_gym:spiral_matrix", split="train", seed=0, count=1)[0]
     assert task.verify(boxed("__import__('os').getpid()")) == 0.0
     assert reached == []
@@ -198,21 +233,32 @@ def test_a_missing_library_is_named_with_the_command(monkeypatch):
 def test_arc_agi_is_each_published_grid_once():
     train, held_out = (load_tasks("arc_agi", split=split, seed=0) for split in ("train", "eval"))
     assert (len(train), len(held_out), len({t.id for t in train + held_out})) == (416, 419, 835)
-    assert len({t.metadata["task"] for t in train}) == len({t.metadata["task"] for t in held_out}) == 400
-    assert [t.id for t in load_tasks("arc_agi", split="eval", seed=0, count=9)] == [t.id for t in held_out[:9]]
+    assert (
+        len({t.metadata["task"] for t in train})
+        == len({t.metadata["task"] for t in held_out})
+        == 400
+    )
+    assert [t.id for t in load_tasks("arc_agi", split="eval", seed=0, count=9)] == [
+        t.id for t in held_out[:9]
+    ]
     for task in (*train, *held_out):
         assert task.answer is not None and verifier_of(task.ref()) is not None
-        assert task.verify(boxed(task.answer)) == task.verify(task.answer.replace("\n", " \n ")) == 1
+        assert (
+            task.verify(boxed(task.answer)) == task.verify(task.answer.replace("\n", " \n ")) == 1
+        )
         wrong = str((int(task.answer[-1]) + 1) % 10)
         assert task.verify(boxed(task.answer[:-1] + wrong)) == task.verify(task.answer + " 0") == 0
 
 
-# --- the registry -----------------------------------------------------------------------------------------------------
+# --- the registry
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_word_problems_are_found_and_verified():
     train = load_tasks("word_problems", split="train", seed=0, count=6)
-    assert [t.prompt for t in load_tasks("word_problems", split="train", seed=0, count=6)] == [t.prompt for t in train]
+    assert [t.prompt for t in load_tasks("word_problems", split="train", seed=0, count=6)] == [
+        t.prompt for t in train
+    ]
     assert all(t.verify(boxed(t.answer)) == 1.0 for t in train)
 
 
@@ -223,16 +269,27 @@ def test_a_mixture_is_shared_out_by_weight(tmp_path):
     assert [t.id for t in tasks] == [t.id for t in load_tasks(spec, split="eval", seed=0, count=14)]
     families = Counter(t.family.partition(":")[0] for t in tasks)
     assert families == {"word_problems": 8, "reasoning_gym": 4, "jsonl": 2}
-    assert len(load_tasks(spec, split="eval", seed=0, count=70)) == 40 + 20 + 3, "a part gives what it has"
-    parts = read_mixture("1*reasoning_gym:x?a=[1,2],jsonl:a,b.jsonl,.5*aime:c", ("aime", "jsonl", "reasoning_gym"))
-    assert [part.spec for part in parts] == ["reasoning_gym:x?a=[1,2]", "jsonl:a,b.jsonl", "aime:c"], "commas within"
+    assert len(load_tasks(spec, split="eval", seed=0, count=70)) == 40 + 20 + 3, (
+        "a part gives what it has"
+    )
+    parts = read_mixture(
+        "1*reasoning_gym:x?a=[1,2],jsonl:a,b.jsonl,.5*aime:c", ("aime", "jsonl", "reasoning_gym")
+    )
+    assert [part.spec for part in parts] == [
+        "reasoning_gym:x?a=[1,2]",
+        "jsonl:a,b.jsonl",
+        "aime:c",
+    ], "commas within"
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 10_000))
 def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
     given_out = shares(weights, count)
     assert sum(given_out) == count
-    assert all(abs(n - count * w / sum(weights)) < 1 + 1e-6 for n, w in zip(given_out, weights, strict=True))
+    assert all(
+        abs(n - count * w / sum(weights)) < 1 + 1e-6
+        for n, w in zip(given_out, weights, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

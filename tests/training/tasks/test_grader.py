@@ -1,4 +1,6 @@
-"""The grader apart: hostile answers cost little and win nothing, and no model-written code reaches a verdict."""
+"""The grader apart: hostile answers cost little and win nothing, and no model-written code reaches
+a verdict.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def listener() -> Iterator[socket.socket]:
 
 
 def attacks(listener: socket.socket, kept: Path) -> dict[str, str]:
-    """Snippets that would turn a wrong answer into a right one, if they ran where the verdict is made."""
+    """Snippets that would turn a wrong answer into a right one, if they ran where the verdict is
+    made.
+    """
     source = str(Path(verify.__file__))
     return {
         "monkeypatch": (
@@ -127,11 +131,10 @@ def attacks(listener: socket.socket, kept: Path) -> dict[str, str]:
             "print('patched')"
         ),
         "files": (
-            "import os\n"
-            f"for path in ({source!r}, {str(kept)!r}, '/tmp/sitecustomize.py', os.getcwd() + '/usercustomize.py'):\n"
-            "    for mode in ('w', 'a', 'r+'):\n"
-            "        try: open(path, mode).write('raise SystemExit')\n"
-            "        except OSError as e: print(type(e).__name__)\n"
+            f"import os\nfor path in ({source!r}, {str(kept)!r}, '/tmp/sitecustomize.py',"
+            " os.getcwd() + '/usercustomize.py'):\n    for mode in ('w', 'a', 'r+'):\n        try:"
+            " open(path, mode).write('raise SystemExit')\n        except OSError as e:"
+            " print(type(e).__name__)\n"
         ),
         "memory": (
             "import os\n"
@@ -143,10 +146,9 @@ def attacks(listener: socket.socket, kept: Path) -> dict[str, str]:
             "    except OSError as e: print(type(e).__name__)\n"
         ),
         "sockets": (
-            "import socket\n"
-            "try:\n"
-            f"    socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 1).sendall(b'1.0')\n"
-            "except OSError as e: print(type(e).__name__)\n"
+            "import socket\ntry:\n    socket.create_connection(('127.0.0.1',"
+            f" {listener.getsockname()[1]}), 1).sendall(b'1.0')\nexcept OSError as e:"
+            " print(type(e).__name__)\n"
         ),
         "descriptors": (
             "import os, struct\n"
@@ -186,7 +188,9 @@ async def run(code: str, answer: str, environment: LocalEnvironment, folder: Pat
 @pytest.mark.parametrize(
     "attack", ["descriptors", "files", "forged output", "fork", "memory", "monkeypatch", "sockets"]
 )
-async def test_no_code_of_the_model_changes_a_verdict(attack: str, listener: socket.socket, tmp_path: Path) -> None:
+async def test_no_code_of_the_model_changes_a_verdict(
+    attack: str, listener: socket.socket, tmp_path: Path
+) -> None:
     kept = tmp_path / "answer.txt"
     kept.write_text("42")
     source = Path(verify.__file__).read_bytes()

@@ -16,11 +16,22 @@ from hrm_agent.trajectory import TASK_INPUTS
 from tests.support.graphs.scripts import boxed
 
 HERE = __name__
-ROWS = [{"question": "6 * 7?", "answer": 42, "topic": "products"}, {"prompt": "1 + 1?", "answer": "work\n#### 2"}]
+ROWS = [
+    {"question": "6 * 7?", "answer": 42, "topic": "products"},
+    {"prompt": "1 + 1?", "answer": "work\n#### 2"},
+]
 TEXTS = ("Name a prime.", "Name a prime.", "Name a square.")
 SPLITS = {"train": ["a", "b"], "eval": ["c"]}
-TASKS = [Task(prompt="Say yes.", id="yes", verify=lambda text: float("yes" in text)), Task(prompt="Say no.")]
-INPUTS = [{"id": 1, "inputs": {"messages": [{"role": "system", "content": "Be brief."}, {"content": "Hi?"}]}}]
+TASKS = [
+    Task(prompt="Say yes.", id="yes", verify=lambda text: float("yes" in text)),
+    Task(prompt="Say no."),
+]
+INPUTS = [
+    {
+        "id": 1,
+        "inputs": {"messages": [{"role": "system", "content": "Be brief."}, {"content": "Hi?"}]},
+    }
+]
 ENDLESS = itertools.count()
 NUMBER = 7
 TEXT = "a prompt"
@@ -64,7 +75,9 @@ async def asynchronous() -> list[str]:
     return ["a"]
 
 
-def load(attribute: str, split: str = "eval", seed: int = 0, count: int | None = None) -> list[Task]:
+def load(
+    attribute: str, split: str = "eval", seed: int = 0, count: int | None = None
+) -> list[Task]:
     return load_tasks(f"{HERE}:{attribute}", split=split, seed=seed, count=count)
 
 
@@ -75,21 +88,31 @@ def items(*found: Any) -> list[Task]:
 def test_mappings_and_texts_become_tasks() -> None:
     first, second = load("ROWS")
     assert (first.prompt, first.answer, first.metadata["topic"]) == ("6 * 7?", "42", "products")
-    assert first.verify is not None and first.verify(boxed(42)) == 1 and first.verify(boxed(41)) == 0
+    assert (
+        first.verify is not None and first.verify(boxed(42)) == 1 and first.verify(boxed(41)) == 0
+    )
     assert (second.answer, second.family) == ("2", f"{HERE}:ROWS")
     assert load("ROWS", count=1) == [first]
     texts = load("TEXTS")
     assert [task.prompt for task in texts] == list(TEXTS)
     assert all(task.verify is None and task.answer is None for task in texts)
     assert texts[1].id == f"{texts[0].id}-2", "one content twice is two tasks"
-    assert load("ROWS")[0].id == first.id == items(*reversed(ROWS))[1].id, "an id stays where the order changes"
+    assert load("ROWS")[0].id == first.id == items(*reversed(ROWS))[1].id, (
+        "an id stays where the order changes"
+    )
 
 
 def test_tasks_bring_their_own_verifier() -> None:
     yes, no = load("TASKS")
-    assert (yes.id, yes.family) == ("yes", f"{HERE}:TASKS") and yes.verify is not None and no.verify is None
+    assert (
+        (yes.id, yes.family) == ("yes", f"{HERE}:TASKS")
+        and yes.verify is not None
+        and no.verify is None
+    )
     assert (yes.verify("yes"), yes.verify("no")) == (1.0, 0.0) and no.id
-    with pytest.raises(TaskError, match=r"1 of 2 tasks of 'x' have neither .*the first: '\w+'.*--rewards"):
+    with pytest.raises(
+        TaskError, match=r"1 of 2 tasks of 'x' have neither .*the first: '\w+'.*--rewards"
+    ):
         refuse_unscored([yes, no], "x")
     refuse_unscored([yes], "x")
 
@@ -103,7 +126,9 @@ def test_inputs_stand_for_the_prompt() -> None:
 
 
 def test_a_function_is_given_what_it_has_parameters_for() -> None:
-    assert [task.prompt for task in load("drawn", "train", 5)] == [f"train 5 sum {i}?" for i in range(3)]
+    assert [task.prompt for task in load("drawn", "train", 5)] == [
+        f"train 5 sum {i}?" for i in range(3)
+    ]
     assert [task.id for task in load("drawn?size=9&kind=product", count=2)] == ["eval-0", "eval-1"]
     assert load("drawn?size=1&kind=product")[0].prompt == "eval 0 product 0?"
     assert [task.prompt for task in load("endless", seed=3, count=2)] == ["3: 0", "3: 1"]
@@ -113,7 +138,11 @@ def test_a_function_is_given_what_it_has_parameters_for() -> None:
 
 
 def test_splits_are_those_of_a_mapping_or_one() -> None:
-    assert [task.prompt for split in ("train", "eval") for task in load("SPLITS", split)] == ["a", "b", "c"]
+    assert [task.prompt for split in ("train", "eval") for task in load("SPLITS", split)] == [
+        "a",
+        "b",
+        "c",
+    ]
     assert load("TEXTS", "train") == load("TEXTS", "eval")
 
 
@@ -155,7 +184,9 @@ def test_a_missing_split_and_a_module_of_python_are_told() -> None:
         load("SPLITS", "dev")
     with pytest.raises(TaskError, match=r"'subprocess' is a module of Python itself"):
         load_tasks("subprocess:getoutput?cmd=true", split="eval", seed=0)
-    with pytest.raises(TaskError, match=r"no task family 'jsonll', and no module .*Did you mean 'jsonl'"):
+    with pytest.raises(
+        TaskError, match=r"no task family 'jsonll', and no module .*Did you mean 'jsonl'"
+    ):
         load_tasks("jsonll:rows", split="eval", seed=0)
 
 
@@ -172,7 +203,10 @@ def test_an_endless_list_needs_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"answer": 1}, "item 0: it has no prompt. Give it a prompt or a question; it has answer."),
         ({"prompt": 7}, "the prompt is a int, not a text"),
-        ({"prompt": [{"role": "user", "content": "a"}]}, "the prompt is a list, not a text. Messages go into inputs"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}]},
+            "the prompt is a list, not a text. Messages go into inputs",
+        ),
         ({"prompt": " "}, "the prompt is empty"),
         ({"prompt": "\ud83d"}, "half a character"),
         ({"prompt": "a", "answer": [1]}, "answer is a list"),

@@ -13,7 +13,10 @@ from hrm_agent.training.tasks.registry import FAMILIES
 from hrm_agent.training.tasks.spec import FAMILY_NAMES
 from tests.support.training.packages import install
 
-CODE = "def tasks(split, size=2):\n    return [{'prompt': f'{split} {i}?', 'answer': i} for i in range(size)]\n"
+CODE = (
+    "def tasks(split, size=2):\n    return [{'prompt': f'{split} {i}?', 'answer': i} for i in"
+    " range(size)]\n"
+)
 
 
 @pytest.fixture
@@ -31,11 +34,16 @@ def test_a_registered_name_leads_to_its_tasks(site: Path) -> None:
     install(site, "sums-of-mine", CODE, registers="my-sums")
     assert registered_names() == ["my-sums"]
     assert [task.prompt for task in load("my-sums")] == ["eval 0?", "eval 1?"]
-    assert len(load("my-sums?size=5")) == 5 and len(load("mix:1*my-sums?size=9,1*word_problems", count=4)) == 4
+    assert (
+        len(load("my-sums?size=5")) == 5
+        and len(load("mix:1*my-sums?size=9,1*word_problems", count=4)) == 4
+    )
     assert load("my-sums")[0].family == "my-sums"
     with pytest.raises(TaskError, match=r"has no parameter 'sise'. Did you mean 'size'"):
         load("my-sums?sise=5")
-    with pytest.raises(TaskError, match=r"no task family 'my-sum'.*Did you mean 'my-sums'.*packages: my-sums"):
+    with pytest.raises(
+        TaskError, match=r"no task family 'my-sum'.*Did you mean 'my-sums'.*packages: my-sums"
+    ):
         load("my-sum")
 
 
@@ -50,7 +58,9 @@ def test_the_names_of_families_are_those_of_the_registry() -> None:
 
 
 def test_packages_that_do_not_fit_are_told(site: Path) -> None:
-    install(site, "torn-tasks", "import a_module_that_is_not_there\n", version="0.3", registers="torn")
+    install(
+        site, "torn-tasks", "import a_module_that_is_not_there\n", version="0.3", registers="torn"
+    )
     install(site, "twice-a", CODE, registers="twice")
     install(site, "twice-b", CODE, registers="twice")
     install(site, "without-it", "", registers="lacking")

@@ -1,4 +1,6 @@
-"""What a run's tasks are from: kept beside it, compared when it is resumed, and drawn again to verify an answer."""
+"""What a run's tasks are from: kept beside it, compared when it is resumed, and drawn again to
+verify an answer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.tasks import verifier_of
-from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources, tasks_folder
+from hrm_agent.training.tasks.sources import (
+    changed_sources,
+    keep_sources,
+    read_sources,
+    tasks_folder,
+)
 from hrm_agent.trajectory import Trajectory
 from tests.support.graphs.scripts import boxed
 from tests.support.lent import lend
@@ -52,7 +59,10 @@ def test_a_run_is_resumed_from_another_folder(home: Path, monkeypatch: pytest.Mo
     first = run(home / "run", spec, count=4)
     kept = read_sources(home / "run")
     assert kept is not None and kept.folder == str(home)
-    assert kept.specs == ("./mine.py:tasks", "rows.csv") and set(kept.digests) == {"./mine.py", "rows.csv"}
+    assert kept.specs == ("./mine.py:tasks", "rows.csv") and set(kept.digests) == {
+        "./mine.py",
+        "rows.csv",
+    }
     monkeypatch.chdir(home.parent / "elsewhere")
     assert tasks_folder(home / "run") == home
     again = run(home / "run", spec, count=4)
@@ -66,7 +76,9 @@ def test_what_has_changed_is_named_and_other_tasks_are_refused(home: Path) -> No
     assert changed_sources("rows.csv", "eval", home / "run") == ["rows.csv"]
     assert len(run(home / "run", "rows.csv")) == 2, "the problems are the same ones"
     (home / "rows.csv").write_text("question,answer\n1 + 1?,2\n3 + 3?,6\n")
-    with pytest.raises(RunError, match=r"is of task 'rows.csv:.'; .* The tasks have changed since the run began"):
+    with pytest.raises(
+        RunError, match=r"is of task 'rows.csv:.'; .* The tasks have changed since the run began"
+    ):
         run(home / "run", "rows.csv")
 
 
@@ -81,14 +93,18 @@ def test_what_a_stage_draws_from_is_kept_and_compared_as_well(home: Path) -> Non
     (home / "run").mkdir()
     keep_sources(config.tasks, "train", home / "run", *config.tasks_of_stages)
     (home / "rows.csv").write_text("question,answer\n1 + 1?,2\n2 + 2?,5\n")
-    assert changed_sources(config.tasks, "train", home / "run", *config.tasks_of_stages) == ["rows.csv"]
+    assert changed_sources(config.tasks, "train", home / "run", *config.tasks_of_stages) == [
+        "rows.csv"
+    ]
 
 
 def test_code_that_has_changed_is_named(home: Path) -> None:
     run(home / "run", "./mine.py:tasks")
     (home / "mine.py").write_text(OWN + "# more\n")
     assert changed_sources("./mine.py:tasks", "eval", home / "run") == ["./mine.py"]
-    assert changed_sources("rows.csv", "eval", home / "run") == [], "they are other tasks, and not changed ones"
+    assert changed_sources("rows.csv", "eval", home / "run") == [], (
+        "they are other tasks, and not changed ones"
+    )
     (home / "mine.py").unlink()
     assert changed_sources("./mine.py:tasks", "eval", home / "run") == ["./mine.py"]
     (home / "run" / "tasks.json").write_text("{}")
@@ -96,14 +112,18 @@ def test_code_that_has_changed_is_named(home: Path) -> None:
         changed_sources("./mine.py:tasks", "eval", home / "run")
 
 
-def test_another_version_of_a_package_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_package_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = home.parent / "site"
     install(site, "versioned-tasks", "tasks = ['a', 'b']\n", version="1.2", registers="versioned")
     monkeypatch.syspath_prepend(site)
     run(home / "run", "versioned")
     assert changed_sources("versioned", "eval", home / "run") == []
     install(site, "versioned-tasks", "tasks = ['a', 'b']\n", version="2.0", registers="versioned")
-    with pytest.raises(RunError, match=r"are of versioned-tasks 1\.2, and version 2\.0 is installed.*==1\.2"):
+    with pytest.raises(
+        RunError, match=r"are of versioned-tasks 1\.2, and version 2\.0 is installed.*==1\.2"
+    ):
         changed_sources("versioned", "eval", home / "run")
 
 
@@ -115,7 +135,12 @@ def test_a_task_on_record_is_verified_by_the_code_that_it_is_from(home: Path) ->
     assert verifier_of(second.task, home) is None
     other = second.task.model_copy(update={"family": "./theirs.py:tasks"})
     assert verifier_of(other, home / "run") is None, "not what the run was begun with"
-    for drawn in (None, {"place": "x"}, {"place": 9}, {"place": 1, "seed": 7, "split": "eval", "count": 2}):
+    for drawn in (
+        None,
+        {"place": "x"},
+        {"place": 9},
+        {"place": 1, "seed": 7, "split": "eval", "count": 2},
+    ):
         changed = second.task.model_copy(update={"metadata": {"drawn": drawn}})
         assert verifier_of(changed, home / "run") is None
     with open_store(home / "run" / "store.db") as store:

@@ -1,4 +1,6 @@
-"""What runs on record were asked, as tasks: once each, verified as before, in an order of the seed's."""
+"""What runs on record were asked, as tasks: once each, verified as before, in an order of the
+seed's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def of(number: int, **task: Any) -> Trajectory:
         "id": f"wp-{number // 2}", "family": "word_problems", "prompt": f"What is {number // 2}?", "answer": "42",
     }  # fmt: skip
     return make_trajectory(
-        id=f"t{number}", thread_id=f"thread-{number}", calls=(), tool_calls=(), task=TaskRef(**facts | task)
+        id=f"t{number}",
+        thread_id=f"thread-{number}",
+        calls=(),
+        tool_calls=(),
+        task=TaskRef(**facts | task),
     )
 
 
@@ -41,8 +47,13 @@ def run(tmp_path: Path) -> Path:
 def test_each_prompt_is_a_task_once_in_the_order_of_the_seed(run: Path) -> None:
     first = load_tasks(f"store:{run}", split="train", seed=1)
     assert sorted(task.prompt for task in first) == ["Hello?", *(f"What is {i}?" for i in range(4))]
-    assert [task.id for task in first] == [task.id for task in load_tasks(f"store:{run}", split="eval", seed=1)]
-    orders = {tuple(task.id for task in load_tasks(f"store:{run}", split="train", seed=seed)) for seed in range(5)}
+    assert [task.id for task in first] == [
+        task.id for task in load_tasks(f"store:{run}", split="eval", seed=1)
+    ]
+    orders = {
+        tuple(task.id for task in load_tasks(f"store:{run}", split="train", seed=seed))
+        for seed in range(5)
+    }
     assert len(orders) > 1
     assert load_tasks(f"store:{run}", split="train", seed=1, count=2) == first[:2]
 
@@ -75,7 +86,10 @@ def test_tasks_of_a_module_are_verified_by_what_their_run_was_read_from(
     tasks = load_tasks(f"store:{run}", split="train", seed=1)
     assert [[task.verify("12"), task.verify("13")] for task in tasks] == [[1.0, 0.0]] * 5
     (run / "tasks.json").unlink()  # a record from elsewhere names code that is not run
-    assert all(cast("Any", task.verify) is None for task in load_tasks(f"store:{run}", split="train", seed=1))
+    assert all(
+        cast("Any", task.verify) is None
+        for task in load_tasks(f"store:{run}", split="train", seed=1)
+    )
 
 
 def test_a_rubric_takes_what_it_scored(run: Path) -> None:
@@ -87,7 +101,10 @@ def test_a_rubric_takes_what_it_scored(run: Path) -> None:
     ("spec", "said"),
     [
         ("store:nowhere", "There is no store at"),
-        ("store:{run}?rubrik=feedback", r"no parameter 'rubrik'.*Did you mean|no parameter 'rubrik'"),
+        (
+            "store:{run}?rubrik=feedback",
+            r"no parameter 'rubrik'.*Did you mean|no parameter 'rubrik'",
+        ),
         ("store:{run}?rubric=mine", "no run with scores by 'mine'"),
         ("store:{run}?run=other", "has no runs of 'other'"),
     ],

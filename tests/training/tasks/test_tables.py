@@ -26,19 +26,29 @@ def load(spec: str, split: str = "eval", **options: Any) -> list[Task]:
 def test_csv_rows_become_tasks(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(CSV)
     tasks = load("rows.csv?question=q&answer=a&id=n", folder=tmp_path)
-    assert {(t.id, t.prompt, t.answer) for t in tasks} == {("a", "6, times\n7?", "42"), ("b", "1 + 1?", "2")}
-    assert [t.ref() for t in tasks] == [t.ref() for t in load("csv:rows.csv?question=q&answer=a&id=n", folder=tmp_path)]
+    assert {(t.id, t.prompt, t.answer) for t in tasks} == {
+        ("a", "6, times\n7?", "42"),
+        ("b", "1 + 1?", "2"),
+    }
+    assert [t.ref() for t in tasks] == [
+        t.ref() for t in load("csv:rows.csv?question=q&answer=a&id=n", folder=tmp_path)
+    ]
     assert all(task.verify is not None and task.verify(boxed(task.answer)) == 1 for task in tasks)
     verify = verifier_of(tasks[0].ref())
     assert verify is not None and (verify(boxed(tasks[0].answer)), verify(boxed(0))) == (1, 0)
     unscored = load(f"csv:{tmp_path}/rows.csv?question=q&answer=")[0]
-    assert unscored.id.startswith("rows.csv:") and unscored.verify is None, "no reference, no verifier"
+    assert unscored.id.startswith("rows.csv:") and unscored.verify is None, (
+        "no reference, no verifier"
+    )
 
 
 def test_parquet_rows_become_tasks(tmp_path: Path) -> None:
     parquet.write_table(pa.table(COLUMNS), tmp_path / "eval.parquet")
     tasks = load(f"{tmp_path}/{{split}}.parquet?id=n")
-    assert {(t.id, t.prompt, t.answer) for t in tasks} == {("a", "6 * 7?", "42"), ("b", "1 + 1?", "2")}
+    assert {(t.id, t.prompt, t.answer) for t in tasks} == {
+        ("a", "6 * 7?", "42"),
+        ("b", "1 + 1?", "2"),
+    }
     assert len(load(f"parquet:{tmp_path}/eval.parquet", count=1)) == 1
     assert verifier_of(tasks[0].ref()) is not None
 
@@ -46,7 +56,11 @@ def test_parquet_rows_become_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "query", "said"),
     [
-        ("q,a\n1,2\n", "", "has no column 'question'. Name it with ?question=COLUMN; there are: q, a."),
+        (
+            "q,a\n1,2\n",
+            "",
+            "has no column 'question'. Name it with ?question=COLUMN; there are: q, a.",
+        ),
         ("question,answers\n1,2\n", "", "has no column 'answer'. Did you mean 'answers'"),
         ("question,answer\n1,2,3\n", "", "line 2: 3 values for 2 columns"),
         ("question,answer\n1\n", "", "line 2: 1 values for 2 columns"),
@@ -90,12 +104,16 @@ def data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     parquet.write_table(pa.table(COLUMNS), folder / "train.parquet")
-    parquet.write_table(pa.table({key: column[:1] for key, column in COLUMNS.items()}), folder / "test.parquet")
-    parquet.write_table(pa.table({"problem": ["3 * 3?"], "solution": ["#### 9"]}), folder / "odd.parquet")
+    parquet.write_table(
+        pa.table({key: column[:1] for key, column in COLUMNS.items()}), folder / "test.parquet"
+    )
+    parquet.write_table(
+        pa.table({"problem": ["3 * 3?"], "solution": ["#### 9"]}), folder / "odd.parquet"
+    )
     (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: plain\n  data_files:\n  - split: train\n    path: train.parquet\n"
-        "  - split: test\n    path: test.parquet\n- config_name: odd\n  data_files:\n  - split: solved\n"
-        "    path: odd.parquet\n---\n"
+        "---\nconfigs:\n- config_name: plain\n  data_files:\n  - split: train\n    path:"
+        " train.parquet\n  - split: test\n    path: test.parquet\n- config_name: odd\n "
+        " data_files:\n  - split: solved\n    path: odd.parquet\n---\n"
     )
     return folder
 
@@ -121,7 +139,10 @@ def test_a_folder_of_json_lines_is_a_data_set(data_set: Path) -> None:
     ("query", "said"),
     [
         ("", "cannot be loaded: .*plain"),
-        ("?config=odd", "has no split eval or test or validation. Name one with .split=NAME: solved"),
+        (
+            "?config=odd",
+            "has no split eval or test or validation. Name one with .split=NAME: solved",
+        ),
         ("?config=plain&split=dev", "cannot be loaded: .*dev"),
         ("?config=plain&question=problem", "no column 'problem'.* there are: question, answer, n"),
         ("?config=plain&streaming=1", "has no parameter 'streaming'"),
@@ -133,7 +154,9 @@ def test_a_data_set_that_does_not_fit_is_told(query: str, said: str, data_set: P
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_named_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **named: Any) -> Any:

@@ -18,14 +18,21 @@ from hrm_agent.training.tasks.training_order import interleaved, training_tasks
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": f"Q{n}", "answer": str(n)}) + "\n" for n in range(7)))
+    path.write_text(
+        "".join(json.dumps({"question": f"Q{n}", "answer": str(n)}) + "\n" for n in range(7))
+    )
     return f"jsonl:{path}"
 
 
-@pytest.mark.parametrize("spec", ["word_problems", "reasoning_gym:gcd", "{rows}", "mix:2*word_problems,{rows}"])
+@pytest.mark.parametrize(
+    "spec", ["word_problems", "reasoning_gym:gcd", "{rows}", "mix:2*word_problems,{rows}"]
+)
 def test_a_longer_list_begins_with_the_shorter_one(spec: str, rows: str) -> None:
     spec = spec.format(rows=rows)
-    lists = [[task.id for task in training_tasks(spec, seed=1, count=count, block=4)] for count in (1, 3, 4, 9, 30)]
+    lists = [
+        [task.id for task in training_tasks(spec, seed=1, count=count, block=4)]
+        for count in (1, 3, 4, 9, 30)
+    ]
     assert [len(each) for each in lists] == [1, 3, 4, 9, 30]
     assert all(lists[-1][: len(each)] == each for each in lists)
     other = [task.id for task in training_tasks(spec, seed=2, count=30, block=4)]
@@ -50,7 +57,10 @@ def test_a_mixture_keeps_its_shares_however_little_a_part_has(rows: str) -> None
     drawn = training_tasks(f"mix:3*word_problems,{rows}", seed=0, count=80, block=480)
     families = Counter(task.family.partition(":")[0] for task in drawn)
     assert families == {"word_problems": 60, "jsonl": 20}
-    assert Counter(task.family.partition(":")[0] for task in drawn[:8]) == {"word_problems": 6, "jsonl": 2}
+    assert Counter(task.family.partition(":")[0] for task in drawn[:8]) == {
+        "word_problems": 6,
+        "jsonl": 2,
+    }
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(1, 60))

@@ -27,7 +27,11 @@ from hrm_agent.store import RunStore
 from hrm_agent.training.rollout.rollout import group_episodes
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources
-from hrm_agent.training.tasks.verifiers_environments import EnvironmentRubric, _environment, environment_tools
+from hrm_agent.training.tasks.verifiers_environments import (
+    EnvironmentRubric,
+    _environment,
+    environment_tools,
+)
 from tests.support.training import verifiers_v0
 
 CODE = (Path(__file__).parents[2] / "support" / "training" / "sums_environment.py").read_text()
@@ -74,8 +78,16 @@ def test_the_rubric_scores_by_name_and_weight() -> None:
     (task,) = load(split="eval")
     rubric = rubric_of(task)
     assert rubric.weights == {"exact": 1.0, "short": 0.25, "turns": 0.0, "num_turns": 0.0}
-    said = [{"role": "assistant", "content": "Let me see."}, {"role": "assistant", "content": "It is 100"}]
-    assert asyncio.run(rubric.score(said)) == {"exact": 1.0, "short": 1.0, "turns": 2.0, "num_turns": 2.0}
+    said = [
+        {"role": "assistant", "content": "Let me see."},
+        {"role": "assistant", "content": "It is 100"},
+    ]
+    assert asyncio.run(rubric.score(said)) == {
+        "exact": 1.0,
+        "short": 1.0,
+        "turns": 2.0,
+        "num_turns": 2.0,
+    }
     assert task.verify is not None
     assert task.verify("It is 100") == 1.0
     assert task.verify("After a long while I think that it is 100") == pytest.approx(1 / 1.25)
@@ -91,9 +103,17 @@ def test_a_function_that_fails_is_no_wrong_answer() -> None:
 
 def test_tools_are_given_to_a_graph_and_watched() -> None:
     (tool,) = environment_tools("sums-env?kind=tool")
-    assert tool.name == "add" and tool.invoke({"a": 2, "b": 3}) == 5 and "Add two numbers" in tool.description
+    assert (
+        tool.name == "add"
+        and tool.invoke({"a": 2, "b": 3}) == 5
+        and "Add two numbers" in tool.description
+    )
     (task,) = load("?kind=tool", split="eval")
-    asked = {"id": "c", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": 50, "b": 50})}}
+    asked = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "add", "arguments": json.dumps({"a": 50, "b": 50})},
+    }
     said = [
         {"role": "assistant", "content": "", "tool_calls": [asked]},
         {"role": "tool", "content": "100", "tool_call_id": "c"},
@@ -108,7 +128,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 50, "b": 50}}</tool_call>'
 
 
 @pytest.mark.parametrize(
-    ("answers", "reward"), [((CALL, "It is 100"), 1.0), (("It is 100",), 0.25), ((CALL, "It is 99"), 0.75)]
+    ("answers", "reward"),
+    [((CALL, "It is 100"), 1.0), (("It is 100",), 0.25), ((CALL, "It is 99"), 0.75)],
 )
 async def test_its_rewards_see_the_tool_calls_of_a_run(
     answers: tuple[str, ...], reward: float, store: RunStore, environment: LocalEnvironment
@@ -116,11 +137,19 @@ async def test_its_rewards_see_the_tool_calls_of_a_run(
     tools = environment_tools("sums-env?kind=used")
 
     async def ask(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await policy().bind_tools(tools).ainvoke([("system", "Add."), *state["messages"]])]}
+        return {
+            "messages": [
+                await policy().bind_tools(tools).ainvoke([("system", "Add."), *state["messages"]])
+            ]
+        }
 
     builder = StateGraph(MessagesState).add_node("ask", ask).add_node("tools", ToolNode(tools))
-    builder.add_edge(START, "ask").add_conditional_edges("ask", tools_condition).add_edge("tools", "ask")
-    (episode,) = group_episodes(load("?kind=used", split="eval"), 1, run_id="r", stage="eval", seed=0, graph="own")
+    builder.add_edge(START, "ask").add_conditional_edges("ask", tools_condition).add_edge(
+        "tools", "ask"
+    )
+    (episode,) = group_episodes(
+        load("?kind=used", split="eval"), 1, run_id="r", stage="eval", seed=0, graph="own"
+    )
     with ScriptedEngine(list(answers)) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         done = await runner.run(replace(episode, graph=builder.compile()))
@@ -160,6 +189,10 @@ def test_the_code_of_an_environment_is_kept_with_the_run(tmp_path: Path) -> None
     spec = "verifiers:someone/sums-env"
     keep_sources(spec, "eval", tmp_path / "run")
     kept = read_sources(tmp_path / "run")
-    assert kept is not None and set(kept.digests) == {"sums_env"} and ("verifiers" in kept.versions) is INSTALLED
+    assert (
+        kept is not None
+        and set(kept.digests) == {"sums_env"}
+        and ("verifiers" in kept.versions) is INSTALLED
+    )
     (tmp_path / "sums_env.py").write_text(CODE + "# more\n")
     assert changed_sources(spec, "eval", tmp_path / "run") == ["sums_env"]

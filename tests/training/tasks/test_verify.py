@@ -53,7 +53,11 @@ def test_fractions_are_compared_as_rationals(a, b):
     assert number(f"{a}/{b}") == number(rf"\frac{{{a}}}{{{b}}}") == Fraction(a, b)
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=9, min_value=-(10**9), max_value=10**9))
+@given(
+    st.decimals(
+        allow_nan=False, allow_infinity=False, places=9, min_value=-(10**9), max_value=10**9
+    )
+)
 def test_decimals_are_exact(value):
     assert number(f"{value:f}") == Fraction(value)
 
@@ -139,7 +143,9 @@ def test_a_line_with_the_answer_counts_where_there_are_no_answer_tags():
     assert text_answer("The total is known.\nAnswer: 1279.43\n") == "1279.43"
     assert text_answer("Answer: 1\nand so on") is None
     assert text_answer("<reason>Answer: 3</reason>") is None
-    assert text_answer("<answer>5</answer>\nAnswer: 5") is None, "the tag was there: the box is missing"
+    assert text_answer("<answer>5</answer>\nAnswer: 5") is None, (
+        "the tag was there: the box is missing"
+    )
     assert answer_line("Total: 5", prefix="Total:") == "5"
 
 

@@ -7,17 +7,30 @@ from fractions import Fraction
 
 import pytest
 
-from hrm_agent.training.tasks.word_problems import TEMPLATES, problem, sample_problems, split_of, word_problems
+from hrm_agent.training.tasks.word_problems import (
+    TEMPLATES,
+    problem,
+    sample_problems,
+    split_of,
+    word_problems,
+)
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
     "Return exactly: 'Answer: <liters>'."
 )
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def exactly(code: str, names: dict[str, Fraction] | None = None) -> Fraction:
-    """The value of an expression in rationals; `round` and `//` must be the last thing that happens."""
+    """The value of an expression in rationals; `round` and `//` must be the last thing that
+    happens.
+    """
 
     def value(node: ast.expr) -> Fraction:
         match node:
@@ -77,17 +90,24 @@ def test_the_tank_is_asked_word_for_word_and_checked_to_the_cent():
     task = tank.task("exact")
     assert task.prompt == TANK
     assert tank.final_text("exact") == "Answer: 1279.43"
-    assert [step.code for step in tank.plan] == ["round(1200*(1-2/100)**3, 4)", "left = 1129.4304\nround(left+150, 2)"]
+    assert [step.code for step in tank.plan] == [
+        "round(1200*(1-2/100)**3, 4)",
+        "left = 1129.4304\nround(left+150, 2)",
+    ]
     assert task.verify("Answer: 1279.43") == 1.0
     assert task.verify("Answer: 1279.42") == 0.0
     assert task.verify("1279.43") == 0.0
     assert tank.task().verify("<reason>Done.</reason><answer>\\boxed{1279.43}</answer>") == 1.0
-    assert tank.task().verify("<reason>\\boxed{1279.43}</reason><answer>\\boxed{1279}</answer>") == 0.0
+    assert (
+        tank.task().verify("<reason>\\boxed{1279.43}</reason><answer>\\boxed{1279}</answer>") == 0.0
+    )
 
 
 def test_splits_share_no_numbers_and_the_shown_problem_is_never_trained_on():
     drawn = {
-        split: {(p.template, p.numbers) for seed in range(3) for p in sample_problems(split, seed, 600)}
+        split: {
+            (p.template, p.numbers) for seed in range(3) for p in sample_problems(split, seed, 600)
+        }
         for split in ("train", "eval")
     }
     assert not drawn["train"] & drawn["eval"]
@@ -114,9 +134,12 @@ def test_tasks_are_a_function_of_the_seed_and_all_different():
     assert word_problems("eval", 7, 300)[:256] == tasks
     assert word_problems("eval", 8, 256) != tasks
     assert len({task.id for task in tasks}) == 256
-    assert {task.metadata["template"] for task in tasks} == {template.name for template in TEMPLATES}
+    assert {task.metadata["template"] for task in tasks} == {
+        template.name for template in TEMPLATES
+    }
     assert all(
-        task.answer is not None and task.verify(f"<answer>\\boxed{{{task.answer}}}</answer>") == 1 for task in tasks
+        task.answer is not None and task.verify(f"<answer>\\boxed{{{task.answer}}}</answer>") == 1
+        for task in tasks
     )
 
 

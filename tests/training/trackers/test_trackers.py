@@ -25,7 +25,13 @@ from hrm_agent.training.trackers.open import track_result, tracking
 from hrm_agent.training.trackers.rows import AppendedRows
 from tests.support.training import wandb_files
 
-ROW = {"step": 0, "loss": 0.5, "eval/correct": None, "skipped": None, "roles": {"solve": {"tokens": 3.0}}}
+ROW = {
+    "step": 0,
+    "loss": 0.5,
+    "eval/correct": None,
+    "skipped": None,
+    "roles": {"solve": {"tokens": 3.0}},
+}
 
 
 def row(step: int) -> dict[str, Any]:
@@ -42,11 +48,24 @@ def refused(text: str) -> None:
 
 
 def test_numbers_of_a_row_are_flat() -> None:
-    given = {**ROW, "stepped": True, "nan": math.nan, "engines": {"lost": 1}, "skipped": "no signal"}
-    assert row_numbers(given) == {"loss": 0.5, "roles/solve/tokens": 3.0, "stepped": 1.0, "engines/lost": 1.0}
+    given = {
+        **ROW,
+        "stepped": True,
+        "nan": math.nan,
+        "engines": {"lost": 1},
+        "skipped": "no signal",
+    }
+    assert row_numbers(given) == {
+        "loss": 0.5,
+        "roles/solve/tokens": 3.0,
+        "stepped": 1.0,
+        "engines/lost": 1.0,
+    }
 
 
-@pytest.mark.parametrize("given", ["tensorboard,wandb", ["tensorboard,wandb"], ["tensorboard", "wandb", "wandb"]])
+@pytest.mark.parametrize(
+    "given", ["tensorboard,wandb", ["tensorboard,wandb"], ["tensorboard", "wandb", "wandb"]]
+)
 def test_trackers_are_named_by_commas_or_one_by_one(given: Any) -> None:
     assert TrackSettings(track=given).track == ("tensorboard", "wandb")
 
@@ -60,7 +79,9 @@ def test_trackers_may_change_when_a_run_is_resumed() -> None:
     assert TRACK_KEYS <= FREE_ON_RESUME
 
 
-def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     settings = TrackSettings(track=("wandb",))
     with (
@@ -103,17 +124,32 @@ def test_tensorboard_is_sent_each_step_once(tmp_path: Path) -> None:
     log.append(row(2))  # while no tracker was there
     with tracking(settings, settings, "train rl", tmp_path, refused, first_step=1):
         log.append(row(3))
-    assert scalars(tmp_path / "tensorboard", "loss") == [(1, 1.0), (2, 0.5), (3, 0.333333), (4, 0.25)]
+    assert scalars(tmp_path / "tensorboard", "loss") == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, 0.333333),
+        (4, 0.25),
+    ]
     read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(read.Tags()["scalars"]) == {"loss", "roles/solve/tokens"}
     (config,) = read.Tensors("config")  # once, though it was opened twice
-    assert json.loads(config.tensor_proto.string_val[0].decode().strip("`json\n"))["command"] == "train rl"
+    assert (
+        json.loads(config.tensor_proto.string_val[0].decode().strip("`json\n"))["command"]
+        == "train rl"
+    )
 
 
 def test_a_command_without_steps_sends_its_result_once(tmp_path: Path) -> None:
     settings = CollectConfig(track=("tensorboard",), track_folder=str(tmp_path / "elsewhere"))
     for _ in range(2):
-        track_result(settings, settings, "eval", tmp_path, refused, {"pass_at_1": 0.75, "statuses": {"failed": 2}})
+        track_result(
+            settings,
+            settings,
+            "eval",
+            tmp_path,
+            refused,
+            {"pass_at_1": 0.75, "statuses": {"failed": 2}},
+        )
     (folder,) = (tmp_path / "elsewhere").iterdir()
     assert scalars(folder, "eval/pass_at_1") == [(0, 0.75)]
     assert scalars(folder, "eval/statuses/failed") == [(0, 2.0)]
@@ -147,7 +183,9 @@ class Stuck:
         pass
 
 
-def test_a_tracker_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tracker_that_hangs_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stuck = Stuck()
     monkeypatch.setitem(opening._OPENERS, "wandb", lambda run: stuck)
     monkeypatch.setattr(opening, "_SECONDS_AT_THE_END", 0.05)
@@ -189,12 +227,23 @@ with tracking(settings, settings, "train rl", folder, tell, first_step=1):
 
 @pytest.mark.whole
 def test_trackio_and_wandb_hold_each_step_of_a_killed_run_once(tmp_path: Path) -> None:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO"))}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WANDB", "TRACKIO"))
+    }
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROGRAM, str(tmp_path), *words]
         alone = {**variables, "HOME": str(tmp_path)}
-        return subprocess.run(command, check=False, capture_output=True, text=True, env=alone, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=alone,
+            stdin=subprocess.DEVNULL,
+        )
 
     killed = start("0", "2", "kill")
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "")
@@ -202,7 +251,9 @@ def test_trackio_and_wandb_hold_each_step_of_a_killed_run_once(tmp_path: Path) -
     assert (resumed.returncode, resumed.stdout) == (0, ""), resumed.stderr
 
     with sqlite3.connect(tmp_path / "tracked" / "hrm-agent.db") as database:
-        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY rowid").fetchall()
+        rows = database.execute(
+            "SELECT run_name, step, metrics FROM metrics ORDER BY rowid"
+        ).fetchall()
         configs = database.execute("SELECT config FROM configs").fetchall()
     expected = {1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25}
     assert [(name, step, json.loads(metrics)["loss"]) for name, step, metrics in rows] == [
@@ -216,6 +267,8 @@ def test_trackio_and_wandb_hold_each_step_of_a_killed_run_once(tmp_path: Path) -
     assert len(files) == 2
     found = [wandb_files.history(file) for file in files]
     assert [list(each) for each in found] == [[1, 2], [3, 4]]
-    assert {step: each["loss"] for part in found for step, each in part.items()} == pytest.approx(expected)
+    assert {step: each["loss"] for part in found for step, each in part.items()} == pytest.approx(
+        expected
+    )
     assert len({file.name for file in files}) == 1  # one run, in two parts
     assert wandb_files.config(files[0])["command"] == "train rl"

@@ -1,4 +1,6 @@
-"""Adapters on mixtures of experts: the router is left alone, and what was made is trained on and served."""
+"""Adapters on mixtures of experts: the router is left alone, and what was made is trained on and
+served.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,33 @@ def adapted(names: set[str], part: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
-def test_an_adapter_of_a_mixture_is_trained_on_and_served_as_it_was_made(kind: str, tmp_path: Path) -> None:
+def test_an_adapter_of_a_mixture_is_trained_on_and_served_as_it_was_made(
+    kind: str, tmp_path: Path
+) -> None:
     ours = learner(folder_of(tmp_path / kind, kind, **EXPERTS[kind]))
     names = set(weights_of(ours.model, trained=True))
-    assert adapted(names, "q_proj") and adapted(names, "experts") == (kind in ("mixtral", "qwen3_moe"))
-    assert not any("gate." in name or "router" in name for name in names), "the router is left alone"
+    assert adapted(names, "q_proj") and adapted(names, "experts") == (
+        kind in ("mixtral", "qwen3_moe")
+    )
+    assert not any("gate." in name or "router" in name for name in names), (
+        "the router is left alone"
+    )
     frozen = weights_of(ours.model, trained=False)
     for _ in range(2):
         row = ours.update([batch_of(ours.engine)], 2e-2)
         assert row["stepped"] and row["engine_difference"] < 2e-6
     after = weights_of(ours.model, trained=True)
-    assert all(torch.equal(each, frozen[name]) for name, each in weights_of(ours.model, trained=False).items())
+    assert all(
+        torch.equal(each, frozen[name])
+        for name, each in weights_of(ours.model, trained=False).items()
+    )
     ours.save(tmp_path / "adapter")
 
     going_on = learner(tmp_path / "adapter")
-    assert all(torch.equal(each, after[name]) for name, each in weights_of(going_on.model, trained=True).items())
+    assert all(
+        torch.equal(each, after[name])
+        for name, each in weights_of(going_on.model, trained=True).items()
+    )
     sampled = batch_of(ours.engine)
     engines: list[Any] = [going_on.engine, load_policy(str(tmp_path / "adapter")), ours.engine]
     for engine in engines[:2]:
@@ -63,14 +77,19 @@ def test_the_router_is_adapted_where_it_is_named(tmp_path: Path) -> None:
     assert (kept["target_modules"], kept["target_parameters"]) == (["q_proj"], ["gate.weight"])
     assert adapted(set(weights_of(learner(tmp_path / "adapter").model, trained=True)), "gate")
     learner(tmp_path / "adapter", lora_targets=("gate", "q_proj"))
-    with pytest.raises(ConfigError, match=r"lora_targets = q_proj, and the adapter in .* has q_proj, gate\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"lora_targets = q_proj, and the adapter in .* has q_proj, gate\.weight"
+    ):
         learner(tmp_path / "adapter", lora_targets=("q_proj",))
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"lora_dropout": 0.1}, "takes no adapter on all-linear: .*does not work with lora_dropout"),
+        (
+            {"lora_dropout": 0.1},
+            "takes no adapter on all-linear: .*does not work with lora_dropout",
+        ),
         ({"lora_targets": ("w1",)}, "without also targeting w3"),
         ({"lora_roles": ("solve",)}, "Adapters of several roles cannot be on '.*experts'"),
     ],

@@ -1,4 +1,6 @@
-"""`kill -9` of a training of an adapter, on whole weights and on weights in 4 bits: it comes to the same adapter."""
+"""`kill -9` of a training of an adapter, on whole weights and on weights in 4 bits: it comes to the
+same adapter.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,8 @@ def test_a_resumed_run_comes_to_the_adapter_of_an_undisturbed_one(
     asyncio.run(train(CONFIGS[kind], folder))
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1] and all(row["stepped"] for row in rows)
-    # Rollouts that went on together after the kill are batched otherwise than they were before; and solvers that run
-    # side by side end in any order, in which their tokens are summed.
+    # Rollouts that went on together after the kill are batched otherwise than they were before; and
+    # solvers that run side by side end in any order, in which their tokens are summed.
     atol = 0.0 if name.startswith("after") and kind != "roles" else 1e-4
     files = sorted(path.relative_to(folder / "model") for path in (folder / "model").rglob(WEIGHTS))
     assert len(files) == 1 + len(CONFIGS[kind].adapter.lora_roles)

@@ -1,4 +1,6 @@
-"""Training an adapter on that is in a folder: what it begins with, what is kept, its reference, what is refused."""
+"""Training an adapter on that is in a folder: what it begins with, what is kept, its reference,
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import token_logprobs
-from tests.training.update.test_adapters import ADAPTER_FILES, IN_4_BITS, MODEL, batch_of, learner, weights_of
+from tests.training.update.test_adapters import (
+    ADAPTER_FILES,
+    IN_4_BITS,
+    MODEL,
+    batch_of,
+    learner,
+    weights_of,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -38,7 +47,9 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def going_on(folder: Path, **keys: Any) -> Learner:
-    return Learner(GrpoConfig.of(policy=str(folder), **{"lora_rank": 4, "seed": 5, **keys}), Accelerator())
+    return Learner(
+        GrpoConfig.of(policy=str(folder), **{"lora_rank": 4, "seed": 5, **keys}), Accelerator()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -48,24 +59,40 @@ def test_it_begins_with_the_weights_on_record_and_is_kept_as_an_adapter_of_the_s
     ours = going_on(begun, dtype=dtype)
     ours.save(tmp_path / "unchanged")
     before, same = (load_file(each / WEIGHTS) for each in (begun, tmp_path / "unchanged"))
-    assert len(before) == 8 and before.keys() == same.keys() and all(torch.equal(before[n], same[n]) for n in before)
+    assert (
+        len(before) == 8
+        and before.keys() == same.keys()
+        and all(torch.equal(before[n], same[n]) for n in before)
+    )
     assert any(each.abs().max() > 1e-3 for name, each in before.items() if "lora_B" in name)
 
     frozen = weights_of(ours.model, trained=False)
     row = ours.update([batch_of(ours.engine)], 0.02)
     assert row["stepped"] and row["engine_difference"] < (0.03 if dtype == "bfloat16" else 2e-6)
-    assert all(torch.equal(each, frozen[name]) for name, each in weights_of(ours.model, trained=False).items())
+    assert all(
+        torch.equal(each, frozen[name])
+        for name, each in weights_of(ours.model, trained=False).items()
+    )
     ours.save(tmp_path / "after")
     after = load_file(tmp_path / "after" / WEIGHTS)
     assert all(not torch.equal(before[name], after[name]) for name in before)
     assert {file.name for file in (tmp_path / "after").iterdir()} == ADAPTER_FILES
-    bases = [json.loads((each / BASE_FILE).read_text())["model"] for each in (begun, tmp_path / "after")]
+    bases = [
+        json.loads((each / BASE_FILE).read_text())["model"] for each in (begun, tmp_path / "after")
+    ]
     assert bases[0].partition("?")[0] == bases[1].partition("?")[0] == MODEL
     assert all(("load=nf4" in base) == ("load=nf4" in bases[0]) for base in bases)
-    configs = [json.loads((each / "adapter_config.json").read_text()) for each in (begun, tmp_path / "after")]
+    configs = [
+        json.loads((each / "adapter_config.json").read_text())
+        for each in (begun, tmp_path / "after")
+    ]
     for key in ("r", "lora_alpha"):
         assert configs[0][key] == configs[1][key]
-    assert {*configs[0]["target_modules"]} == {*configs[1]["target_modules"]} == {"q_proj", "down_proj"}
+    assert (
+        {*configs[0]["target_modules"]}
+        == {*configs[1]["target_modules"]}
+        == {"q_proj", "down_proj"}
+    )
     if dtype == "float32":
         served: Any = load_policy(str(tmp_path / "after"))
         again, sampled = batch_of(served), batch_of(ours.engine)
@@ -89,10 +116,14 @@ def test_the_reference_is_the_policy_that_the_run_starts_from_also_when_it_is_re
             reference = each._reference
             assert reference is not None
             each.model.train()
-            torch.testing.assert_close(token_logprobs(reference, batch), expected, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                token_logprobs(reference, batch), expected, rtol=0, atol=1e-6
+            )
             assert each.model.training
             own = token_logprobs(each.model.eval(), batch)
-            assert (own - expected).abs().max() > 1e-3, "the weights under training are in force again"
+            assert (own - expected).abs().max() > 1e-3, (
+                "the weights under training are in force again"
+            )
     first, second = (each.update([batch], 0.02)["kl_reference"] for each in (ours, resumed))
     assert first == second > 1e-4
     mine, theirs = weights_of(ours.model, trained=True), weights_of(resumed.model, trained=True)
@@ -105,10 +136,15 @@ def test_the_reference_is_the_policy_that_the_run_starts_from_also_when_it_is_re
     [
         ({"lora_rank": 8}, r"lora_rank = 8, and the adapter in .* has 4\..*Set lora_rank to 4"),
         ({"lora_alpha": 8.0}, r"lora_alpha = 8, and the adapter in .* has 6\."),
-        ({"lora_targets": ("q_proj",)}, r"lora_targets = q_proj, and the adapter in .* has down_proj, q_proj\."),
+        (
+            {"lora_targets": ("q_proj",)},
+            r"lora_targets = q_proj, and the adapter in .* has down_proj, q_proj\.",
+        ),
     ],
 )
-def test_another_adapter_than_the_one_on_record_is_refused(begun: Path, keys: dict[str, Any], said: str) -> None:
+def test_another_adapter_than_the_one_on_record_is_refused(
+    begun: Path, keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         going_on(begun, **keys)
 
@@ -117,7 +153,10 @@ def test_a_kind_that_is_not_trained_here_is_said(begun: Path, tmp_path: Path) ->
     shutil.copytree(begun, tmp_path / "other")
     file = tmp_path / "other" / "adapter_config.json"
     config = json.loads(file.read_text())
-    for changed, said in (({"use_dora": True}, "use_dora"), ({"init_lora_weights": "pissa"}, "init_lora_weights")):
+    for changed, said in (
+        ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    ):
         file.write_text(json.dumps(config | changed))
         with pytest.raises(ModelError, match=rf"not trained here \({said}\).*Merge it"):
             going_on(tmp_path / "other")
@@ -149,7 +188,11 @@ def test_a_run_goes_on_from_the_adapter_of_another_run(tmp_path: Path) -> None:
     )
     asyncio.run(train(config, tmp_path / "run"))
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert row["stepped"] and row["engine_difference"] < 1e-5 and row["kl_reference"] == pytest.approx(0.0, abs=1e-5)
+    assert (
+        row["stepped"]
+        and row["engine_difference"] < 1e-5
+        and row["kl_reference"] == pytest.approx(0.0, abs=1e-5)
+    )
     files = {file.name for file in (tmp_path / "run" / "model").iterdir()}
     assert files == ADAPTER_FILES | {"manifest.json"}
     whole = sum(file.stat().st_size for file in Path(model_folder(MODEL)).iterdir())

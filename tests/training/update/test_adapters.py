@@ -1,4 +1,6 @@
-"""Training an adapter, in other types and with layers computed again: what changes, what is kept, what is refused."""
+"""Training an adapter, in other types and with layers computed again: what changes, what is kept,
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ ADAPTER_FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors"
 
 
 def learner(**keys: Any) -> Learner:
-    return Learner(GrpoConfig.of(**{"lora_rank": 4, "learning_rate": 5e-3, "seed": 3, **keys}), Accelerator())
+    return Learner(
+        GrpoConfig.of(**{"lora_rank": 4, "learning_rate": 5e-3, "seed": 3, **keys}), Accelerator()
+    )
 
 
 def batch_of(engine: Any, weight: float = 1.0) -> MicroBatch:
     """A row of tokens that the engine has sampled, with its log-probs."""
     prompt = tuple(range(3, 20))
-    done = engine.submit(GenerationRequest(prompt, Sampling(temperature=1.0, max_tokens=24, seed=4))).result(60)
+    done = engine.submit(
+        GenerationRequest(prompt, Sampling(temperature=1.0, max_tokens=24, seed=4))
+    ).result(60)
     ids, first, count = [*prompt, *done.token_ids], len(prompt), len(done.token_ids)
     ones, zeros = torch.ones(count), torch.zeros(count, dtype=torch.long)
     return MicroBatch(
@@ -64,7 +70,11 @@ def batch_of(engine: Any, weight: float = 1.0) -> MicroBatch:
 
 
 def weights_of(model: nn.Module, *, trained: bool) -> dict[str, torch.Tensor]:
-    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad == trained}
+    return {
+        name: each.detach().clone()
+        for name, each in model.named_parameters()
+        if each.requires_grad == trained
+    }
 
 
 @pytest.mark.parametrize("forward", ["packed", "tree"])
@@ -78,17 +88,26 @@ def test_an_adapter_is_held_to_its_start_however_rows_are_forwarded(forward: For
 
 
 @pytest.mark.parametrize("policy", [MODEL, IN_4_BITS])
-def test_the_adapter_alone_changes_and_the_engine_samples_with_it(policy: str, tmp_path: Path) -> None:
+def test_the_adapter_alone_changes_and_the_engine_samples_with_it(
+    policy: str, tmp_path: Path
+) -> None:
     ours = learner(policy=policy)
     frozen, before = weights_of(ours.model, trained=False), weights_of(ours.model, trained=True)
-    assert len(before) == 28 and all(".lora_" in name and each.dtype == torch.float32 for name, each in before.items())
+    assert len(before) == 28 and all(
+        ".lora_" in name and each.dtype == torch.float32 for name, each in before.items()
+    )
     assert sum(len(group["params"]) for group in ours.optimizer.param_groups) == len(before)
     rows = [ours.update([batch_of(ours.engine)], 5e-3) for _ in range(4)]
-    assert all(row["stepped"] and row["engine_difference"] < 2e-6 for row in rows), "before and after it has learnt"
+    assert all(row["stepped"] and row["engine_difference"] < 2e-6 for row in rows), (
+        "before and after it has learnt"
+    )
     assert rows[-1]["grad_norm"] > 0 and ours.version == 4
     after = weights_of(ours.model, trained=True)
     assert all(not torch.equal(after[name], each) for name, each in before.items())
-    assert all(torch.equal(each, frozen[name]) for name, each in weights_of(ours.model, trained=False).items())
+    assert all(
+        torch.equal(each, frozen[name])
+        for name, each in weights_of(ours.model, trained=False).items()
+    )
 
     ours.save(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == ADAPTER_FILES
@@ -109,7 +128,9 @@ def test_the_reference_is_the_model_without_its_adapter_and_no_second_one(policy
     ours = learner(policy=policy, kl_coef=0.1, lora_dropout=0.2)
     batch = batch_of(ours.engine)
     batch = batch.to(ours.accelerator.device)
-    options = replace(parse_model(policy).options, dtype="float32", device=str(ours.accelerator.device))
+    options = replace(
+        parse_model(policy).options, dtype="float32", device=str(ours.accelerator.device)
+    )
     original, _ = load_for_answers(model_folder(MODEL), options)
     first = ours.update([batch], 0.02)
     assert first["kl_reference"] == pytest.approx(0.0, abs=1e-4)
@@ -133,7 +154,9 @@ def test_layers_that_are_computed_again_have_the_same_gradients(keys: dict[str, 
         ours = learner(gradient_checkpointing=again, **keys)
         batch = batch_of(ours.engine)
         layer, calls = ours.model.model.layers[0].mlp, list[bool]()
-        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(torch.is_grad_enabled()))
+        layer.register_forward_pre_hook(
+            lambda *_, calls=calls: calls.append(torch.is_grad_enabled())
+        )
         ours.update([batch], 1e-3)
         ours.update([batch], 1e-3)
         assert calls == [True] * (4 if again else 2)
@@ -183,7 +206,10 @@ def test_in_bfloat16_engine_and_trainer_have_the_same_weights_and_learn(
             {"lora_targets": ("q_projection",)},
             r"takes no adapter on q_projection.*lora_targets of this model: .*q_proj",
         ),
-        ({"policy": IN_4_BITS, "lora_rank": 0}, "quantized weights have no gradient.*--lora-rank 8"),
+        (
+            {"policy": IN_4_BITS, "lora_rank": 0},
+            "quantized weights have no gradient.*--lora-rank 8",
+        ),
         ({"policy": f"{MODEL}?load=int8"}, "as they are stored or in 4 bits"),
     ],
 )
@@ -210,12 +236,16 @@ def test_a_model_without_linear_layers_takes_no_adapter() -> None:
 
 def test_peft_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = load_weights.find_spec
-    monkeypatch.setattr(load_weights, "find_spec", lambda name: None if name == "peft" else found(name))
+    monkeypatch.setattr(
+        load_weights, "find_spec", lambda name: None if name == "peft" else found(name)
+    )
     with pytest.raises(ModelError, match=r"lora_rank = 4 needs peft.*pip install .*\[adapters\]"):
         learner()
 
 
-@pytest.mark.parametrize("keys", [{"lora_alpha": 8.0}, {"lora_dropout": 0.1}, {"lora_targets": ("q_proj",)}])
+@pytest.mark.parametrize(
+    "keys", [{"lora_alpha": 8.0}, {"lora_dropout": 0.1}, {"lora_targets": ("q_proj",)}]
+)
 def test_a_key_of_the_adapter_without_one_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"there is no adapter.*Set lora_rank"):
         GrpoConfig.of(**keys)
@@ -234,7 +264,9 @@ def test_the_adapter_is_as_wide_and_as_strong_as_was_asked() -> None:
         if hasattr(layer, "scaling") and hasattr(layer, "lora_A")
     } == {3.0}
     again, other = learner(lora_rank=2), learner(lora_rank=2, seed=4)
-    first, second, third = (weights_of(each.model, trained=True) for each in (learner(lora_rank=2), again, other))
+    first, second, third = (
+        weights_of(each.model, trained=True) for each in (learner(lora_rank=2), again, other)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], third[name]) for name in first), "the seed is the run's"
 
@@ -276,9 +308,13 @@ def test_fine_tuning_of_an_adapter_goes_on_from_its_checkpoint(tmp_path: Path) -
     def tuned(steps: int, checkpoints: Checkpoints | None) -> tuple[Any, list[dict[str, float]]]:
         part = AdapterPart(lora_rank=4)
         policy = TrainedPolicy.load(IN_4_BITS, part, dtype="float32", device="cpu", seed=1)
-        config = SftConfig(steps=steps, batch_size=4, learning_rate=0.01, warmup_steps=0, cooldown=0.0, average=0.5)
+        config = SftConfig(
+            steps=steps, batch_size=4, learning_rate=0.01, warmup_steps=0, cooldown=0.0, average=0.5
+        )
         codec = ChatTemplateCodec(policy.tokenizer)
-        rows = train_sft(policy.model, codec, lessons, config, checkpoints=checkpoints, adapter=policy.adapter)
+        rows = train_sft(
+            policy.model, codec, lessons, config, checkpoints=checkpoints, adapter=policy.adapter
+        )
         return policy, rows
 
     undisturbed, rows = tuned(4, None)

@@ -1,4 +1,6 @@
-"""An adapter for each role: what the engine samples, what each one learns from, what is kept, what is refused."""
+"""An adapter for each role: what the engine samples, what each one learns from, what is kept, what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,14 @@ FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
 
 
 def learner(**keys: Any) -> Learner:
-    asked = {"policy": MODEL, "graph": "reasoning", "lora_rank": 4, "lora_roles": ROLES, "seed": 3, **keys}
+    asked = {
+        "policy": MODEL,
+        "graph": "reasoning",
+        "lora_rank": 4,
+        "lora_roles": ROLES,
+        "seed": 3,
+        **keys,
+    }
     return Learner(GrpoConfig.of(**asked), Accelerator())
 
 
@@ -60,7 +69,9 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def asked(role: str, prompt: tuple[int, ...], seed: int = 4, tokens: int = 24) -> GenerationRequest:
-    return GenerationRequest(prompt, Sampling(temperature=1.0, max_tokens=tokens, seed=seed), role=role)
+    return GenerationRequest(
+        prompt, Sampling(temperature=1.0, max_tokens=tokens, seed=seed), role=role
+    )
 
 
 def answered(engine: Any, requests: list[GenerationRequest]) -> list[Completion]:
@@ -93,15 +104,23 @@ def sampled(ours: Learner, role: str) -> MicroBatch:
 
 
 def weights_of(model: nn.Module, number: str) -> dict[str, torch.Tensor]:
-    return {n: w.detach().clone() for n, w in model.named_parameters() if f".{number}." in n and ".lora_" in n}
+    return {
+        n: w.detach().clone()
+        for n, w in model.named_parameters()
+        if f".{number}." in n and ".lora_" in n
+    }
 
 
-def test_a_mixed_batch_samples_as_each_role_alone_with_its_adapter_merged_into_the_weights(learnt: Path) -> None:
+def test_a_mixed_batch_samples_as_each_role_alone_with_its_adapter_merged_into_the_weights(
+    learnt: Path,
+) -> None:
     together: Any = load_policy(str(learnt))
     turns = (*ROLES, ANYONE, *ROLES)
     prompts = [PROMPT, tuple(range(50, 90))]
     requests = [asked(role, prompt, seed) for seed, role in enumerate(turns) for prompt in prompts]
-    requests = [replace(each, sampling=each.sampling.model_copy(update={"seed": 7})) for each in requests]
+    requests = [
+        replace(each, sampling=each.sampling.model_copy(update={"seed": 7})) for each in requests
+    ]
     first = answered(together, requests)
     assert len({(done.token_ids) for done in first}) == 2 * len({*turns}), "the adapters do differ"
     again = [
@@ -112,7 +131,10 @@ def test_a_mixed_batch_samples_as_each_role_alone_with_its_adapter_merged_into_t
     beside: list[int] = []
     route = together._route
     said = route.by_token
-    route.by_token = lambda adapters_T, device: (beside.append(len({*adapters_T.tolist()})), said(adapters_T, device))
+    route.by_token = lambda adapters_T, device: (
+        beside.append(len({*adapters_T.tolist()})),
+        said(adapters_T, device),
+    )
     requests, found = requests + again, first + answered(together, again)
     assert max(beside) == 3, "tokens of all of them stood in one pass"
     in_4_bits = together.capabilities().quantized is not None
@@ -126,11 +148,17 @@ def test_a_mixed_batch_samples_as_each_role_alone_with_its_adapter_merged_into_t
             model, tokenizer = load_pretrained(model_folder(MODEL), dtype="float32")
             merged = peft.PeftModel.from_pretrained(model, str(own)).merge_and_unload()
             alone = TransformersEngine(merged.eval(), tokenizer, name="merged")
-        of_role = [(each, done) for each, done in zip(requests, found, strict=True) if each.role == role]
+        of_role = [
+            (each, done) for each, done in zip(requests, found, strict=True) if each.role == role
+        ]
         ties = 0
-        for (_, done), expected in zip(of_role, answered(alone, [each for each, _ in of_role]), strict=True):
+        for (_, done), expected in zip(
+            of_role, answered(alone, [each for each, _ in of_role]), strict=True
+        ):
             pairs = zip(done.token_ids, expected.token_ids, strict=False)
-            same = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(done.token_ids))
+            same = next(
+                (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(done.token_ids)
+            )
             assert done.logprobs[:same] == pytest.approx(expected.logprobs[:same], abs=1e-4)
             ties += same < len(done.token_ids)
         assert ties <= 1, "the number drawn may fall between two tokens whose border rounding moves"
@@ -169,8 +197,12 @@ def test_a_role_has_the_loss_and_gradients_of_a_model_with_its_adapter_alone(
         logprobs_K = token_logprobs(model, batch)
         logprobs_K.sum().backward()
         given = {n: w.grad for n, w in model.named_parameters() if w.grad is not None}
-        assert given and all(f".{name}." in each for each in given), "no other adapter has a gradient"
-        found.append((logprobs_K.detach(), {n.replace(f".{name}.", "."): g for n, g in given.items()}))
+        assert given and all(f".{name}." in each for each in given), (
+            "no other adapter has a gradient"
+        )
+        found.append(
+            (logprobs_K.detach(), {n.replace(f".{name}.", "."): g for n, g in given.items()})
+        )
     (ours_K, ours_grads), (alone_K, alone_grads) = found
     assert torch.equal(ours_K, alone_K) and ours_grads.keys() == alone_grads.keys()
     assert all(torch.equal(ours_grads[name], alone_grads[name]) for name in ours_grads)
@@ -187,7 +219,9 @@ def _alone(learnt: Path, role: str) -> Any:
     return peft.PeftModel.from_pretrained(model, str(own), is_trainable=True).get_base_model()
 
 
-def test_only_adapters_whose_roles_have_a_gradient_change_and_the_engine_samples_with_them(tmp_path: Path) -> None:
+def test_only_adapters_whose_roles_have_a_gradient_change_and_the_engine_samples_with_them(
+    tmp_path: Path,
+) -> None:
     ours = learner(weight_decay=0.1)
     names = dict(zip((ANYONE, *ROLES), ("default", "role_1", "role_2"), strict=True))
     base = {n: w.detach().clone() for n, w in ours.model.named_parameters() if not w.requires_grad}
@@ -208,19 +242,27 @@ def test_only_adapters_whose_roles_have_a_gradient_change_and_the_engine_samples
     served: Any = load_policy(str(tmp_path))
     requests = [asked(role, PROMPT, 11) for role in (*ROLES, ANYONE)]
     for one, other in zip(answered(served, requests), answered(ours.engine, requests), strict=True):
-        assert one.token_ids == other.token_ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert one.token_ids == other.token_ids and one.logprobs == pytest.approx(
+            other.logprobs, abs=1e-5
+        )
     served.close(), ours.engine.close()
 
 
-def test_a_call_that_goes_on_from_another_roles_is_trained_through_its_own_adapter(learnt: Path) -> None:
-    """The engine reads all that is before an answer through the adapter of who answers; so does the trainer."""
+def test_a_call_that_goes_on_from_another_roles_is_trained_through_its_own_adapter(
+    learnt: Path,
+) -> None:
+    """The engine reads all that is before an answer through the adapter of who answers; so does the
+    trainer.
+    """
     ours = learner(policy=str(learnt))
     prompt = PROMPT
     (first,) = answered(ours.engine, [asked("plan", prompt, 1)])
     longer = (*prompt, *first.token_ids, 5, 6)
     (second,) = answered(ours.engine, [asked("solve", longer, 2)])
 
-    def call(name: str, node: str, tokens: tuple[int, ...], done: Completion, parent: str | None = None) -> Any:
+    def call(
+        name: str, node: str, tokens: tuple[int, ...], done: Completion, parent: str | None = None
+    ) -> Any:
         made = sampled_call(name, (*tokens, *done.token_ids), len(tokens), parent)
         logprobs = (0.0,) * len(tokens) + done.logprobs
         return made.model_copy(update={"identity": place("t", name, node), "logprobs": logprobs})
@@ -234,7 +276,11 @@ def test_a_call_that_goes_on_from_another_roles_is_trained_through_its_own_adapt
         ("plan", len(prompt) + len(first.token_ids)),
         ("solve", len(whole)),
     ]
-    assert sum(int(row.loss_mask.sum()) for row in rows) == int(whole.loss_mask.sum()) == rows[0].sequence_tokens
+    assert (
+        sum(int(row.loss_mask.sum()) for row in rows)
+        == int(whole.loss_mask.sum())
+        == rows[0].sequence_tokens
+    )
     assert not rows[1].loss_mask[: len(longer)].any()
     for forward in ("padded", "packed", "tree"):
         batches = micro_batches(rows, token_budget=4096, forward=forward, whole_trajectories=True)
@@ -256,13 +302,18 @@ def test_the_reference_is_what_the_run_starts_from(learnt: Path) -> None:
         assert reference is not None
         for batch in batches:
             with torch.no_grad():
-                expected, found = token_logprobs(start.model, batch), token_logprobs(reference, batch)
+                expected, found = (
+                    token_logprobs(start.model, batch),
+                    token_logprobs(reference, batch),
+                )
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
         assert ours.update([sampled(ours, "plan")], 0.02)["kl_reference"] > 1e-4
         ours.engine.close()
 
 
-def test_adapters_go_on_from_those_of_their_roles_or_all_from_one(learnt: Path, tmp_path: Path) -> None:
+def test_adapters_go_on_from_those_of_their_roles_or_all_from_one(
+    learnt: Path, tmp_path: Path
+) -> None:
     ours = learner(policy=str(learnt), lora_roles=ROLES[::-1])
     ours.save(tmp_path / "same")
     for role in ("", *ROLES):
@@ -274,20 +325,28 @@ def test_adapters_go_on_from_those_of_their_roles_or_all_from_one(learnt: Path, 
     for role in ("", *ROLES):
         found = load_file(tmp_path / "one" / role / WEIGHTS_FILE)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    with pytest.raises(ConfigError, match=r"lora_roles = plan, and the adapters in .* are of plan, solve"):
+    with pytest.raises(
+        ConfigError, match=r"lora_roles = plan, and the adapters in .* are of plan, solve"
+    ):
         learner(policy=str(learnt), lora_roles=("plan",))
-    with pytest.raises(ConfigError, match=r"lora_roles names no role.*train the adapter of one alone: .*plan"):
+    with pytest.raises(
+        ConfigError, match=r"lora_roles names no role.*train the adapter of one alone: .*plan"
+    ):
         learner(policy=str(learnt), lora_roles=())
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"lora_roles has no effect here: there is no adapter.*Set lora_rank"):
+    with pytest.raises(
+        ConfigError, match=r"lora_roles has no effect here: there is no adapter.*Set lora_rank"
+    ):
         GrpoConfig.of(lora_roles=ROLES)
     for roles in (("plan", "plan"), ("../plan",), ("",)):
         with pytest.raises(ConfigError, match="is kept in a folder of that name"):
             GrpoConfig.of(lora_rank=4, lora_roles=roles)
     with pytest.raises(ConfigError, match=r"lora_roles is of `train rl`"):
-        FineTuneConfig.model_validate({"data": "x", "adapter": {"lora_rank": 4, "lora_roles": ("plan",)}})
+        FineTuneConfig.model_validate(
+            {"data": "x", "adapter": {"lora_rank": 4, "lora_roles": ("plan",)}}
+        )
     with pytest.raises(ModelError, match=r"takes no adapter on query.*q_proj"):
         learner(lora_targets=("query",))
     with pytest.raises(ModelError, match=r"several roles cannot be on 'lm_head'"):
@@ -295,8 +354,12 @@ def test_what_cannot_be_is_said() -> None:
 
 
 def test_a_role_that_the_graph_has_not_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    config = GrpoConfig.of(policy=MODEL, graph="reasoning", lora_rank=4, lora_roles=("plan", "solver"))
-    with pytest.raises(ConfigError, match=r"'solver', and the graph reasoning has no such node\..*solve"):
+    config = GrpoConfig.of(
+        policy=MODEL, graph="reasoning", lora_rank=4, lora_roles=("plan", "solver")
+    )
+    with pytest.raises(
+        ConfigError, match=r"'solver', and the graph reasoning has no such node\..*solve"
+    ):
         asyncio.run(train(config, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -308,7 +371,9 @@ def test_adapters_of_other_shapes_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_four_roles_goes_on_to_the_same_adapters_and_keeps_no_other_weights(tmp_path: Path) -> None:
+def test_a_run_on_four_roles_goes_on_to_the_same_adapters_and_keeps_no_other_weights(
+    tmp_path: Path,
+) -> None:
     keys: dict[str, Any] = {
         "policy": MODEL,
         "graph": "reasoning",
@@ -334,13 +399,17 @@ def test_a_run_on_four_roles_goes_on_to_the_same_adapters_and_keeps_no_other_wei
         files = {file.name for file in (model / role).iterdir() if file.is_file()}
         assert files == FILES | (set() if role else {"README.md", "manifest.json"})
         before, one, other = (
-            load_file(each / role / WEIGHTS_FILE) for each in (fresh, model, tmp_path / "resumed" / "model")
+            load_file(each / role / WEIGHTS_FILE)
+            for each in (fresh, model, tmp_path / "resumed" / "model")
         )
-        for name in one:  # not to the bit: solvers side by side end in any order, in which their tokens are summed
-            torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-4 if role != "critique" else 0.0)
+        # not to the bit: solvers side by side end in any order, in which their tokens are summed
+        for name in one:
+            torch.testing.assert_close(
+                one[name], other[name], rtol=0, atol=1e-4 if role != "critique" else 0.0
+            )
         changed[role] = any(not torch.equal(one[name], before[name]) for name in one)
     assert changed == {"": True, "plan": True, "solve": True, "critique": False}
-    (checkpoint, *_) = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
+    checkpoint, *_ = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
     assert not list(checkpoint.rglob("model.safetensors"))
     whole = Path(model_folder(MODEL), "model.safetensors").stat().st_size
     assert sum(file.stat().st_size for file in model.rglob("*") if file.is_file()) < whole / 4

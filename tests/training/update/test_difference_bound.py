@@ -44,7 +44,9 @@ def test_what_a_format_allows(kind: tuple[str, str], right: float, wrong: float)
         ({"engine_difference": 0.3, "staleness_max": 0.0}, 0.4),
     ],
 )
-def test_tokens_of_older_weights_none_at_all_and_what_the_user_allows_are_taken(row: Row, limit: float | None) -> None:
+def test_tokens_of_older_weights_none_at_all_and_what_the_user_allows_are_taken(
+    row: Row, limit: float | None
+) -> None:
     refuse_difference(row, {"float32": difference_bound("float32")}, limit)
 
 
@@ -64,7 +66,9 @@ def test_a_limit_has_no_effect_on_runs_on_record() -> None:
 def test_a_step_that_another_policy_sampled_stops_the_run_and_goes_on_where_that_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine whose log-probs are off, as those of other weights are: not kept, and the same when it is resumed."""
+    """An engine whose log-probs are off, as those of other weights are: not kept, and the same when
+    it is resumed.
+    """
     submit = TransformersEngine.submit
 
     def off(self: TransformersEngine, request: object) -> object:
@@ -79,13 +83,29 @@ def test_a_step_that_another_policy_sampled_stops_the_run_and_goes_on_where_that
 
     monkeypatch.setattr(TransformersEngine, "submit", off)
     rows: list[Row] = []
-    keys = {"steps": 1, "policy": "builtin:cold-start", "prompts_per_step": 2, "group_size": 4, "max_tokens": 128}
+    keys = {
+        "steps": 1,
+        "policy": "builtin:cold-start",
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "max_tokens": 128,
+    }
     for _ in range(2):
-        with pytest.raises(ModelError, match=r"engine_difference is 0\.002 nats, and 0\.0005 is allowed in float32"):
+        with pytest.raises(
+            ModelError, match=r"engine_difference is 0\.002 nats, and 0\.0005 is allowed in float32"
+        ):
             asyncio.run(train(GrpoConfig.of(**keys), tmp_path / "run", on_step=rows.append))
     assert rows == []
-    asyncio.run(train(GrpoConfig.of(**keys, engine_difference_limit=1.0), tmp_path / "run", on_step=rows.append))
-    assert [row["step"] for row in rows] == [0] and rows[0]["engine_difference"] == pytest.approx(2e-3, rel=0.1)
+    asyncio.run(
+        train(
+            GrpoConfig.of(**keys, engine_difference_limit=1.0),
+            tmp_path / "run",
+            on_step=rows.append,
+        )
+    )
+    assert [row["step"] for row in rows] == [0] and rows[0]["engine_difference"] == pytest.approx(
+        2e-3, rel=0.1
+    )
     dropping = GrpoConfig.of(**keys, lora_rank=2, lora_dropout=0.1)
     asyncio.run(train(dropping, tmp_path / "dropping", on_step=rows.append))
     assert len(rows) == 2, "an adapter's dropout makes a difference by itself"

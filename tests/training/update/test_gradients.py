@@ -1,4 +1,6 @@
-"""No trainer takes a step over numbers that are not finite, and none goes on where no step can be taken."""
+"""No trainer takes a step over numbers that are not finite, and none goes on where no step can be
+taken.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +57,29 @@ def copied(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
-def test_fine_tuning_leaves_out_a_step_and_says_so(codec: ChatTemplateCodec, average: float, tmp_path: Path) -> None:
+def test_fine_tuning_leaves_out_a_step_and_says_so(
+    codec: ChatTemplateCodec, average: float, tmp_path: Path
+) -> None:
     model = broken_at(tiny_network(1, **UNTIED), codec)
     config = SftConfig(steps=6, batch_size=1, warmup_steps=0, cooldown=0.0, average=average)
-    rows = train_sft(model, codec, [GOOD, BAD, GOOD], config, metrics_path=tmp_path / "metrics.jsonl")
+    rows = train_sft(
+        model, codec, [GOOD, BAD, GOOD], config, metrics_path=tmp_path / "metrics.jsonl"
+    )
     stepped = [row["stepped"] for row in rows]
     assert sorted(stepped) == [0, 0, 1, 1, 1, 1]
     assert all(math.isfinite(row["grad_norm"]) == bool(row["stepped"]) for row in rows)
-    assert weights_not_finite(model) == ["model.embed_tokens.weight"], "the one that was given, and no other"
+    assert weights_not_finite(model) == ["model.embed_tokens.weight"], (
+        "the one that was given, and no other"
+    )
     assert [row["stepped"] for row in read_metrics(tmp_path / "metrics.jsonl")] == stepped
 
 
 def test_fine_tuning_ends_where_no_step_can_be_taken(codec: ChatTemplateCodec) -> None:
     model = broken_at(tiny_network(1, **UNTIED), codec)
     before = copied(model)
-    with pytest.raises(RunError, match="None of the 3 steps could be taken: the gradient is not finite"):
+    with pytest.raises(
+        RunError, match="None of the 3 steps could be taken: the gradient is not finite"
+    ):
         train_sft(model, codec, [BAD], SftConfig(steps=3, batch_size=1))
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     with pytest.raises(RunError, match="None of the last 10 steps could be taken"):
@@ -90,7 +100,9 @@ def test_reinforcement_learning_ends_where_no_step_can_be_taken(learner: Learner
         assert (row["stepped"], row["skipped"]) == (0, "the gradient is not finite")
     with pytest.raises(RunError, match=r"None of the 9 steps"):
         learner.skipped.end()
-    assert learner.update([], 1e-3)["stepped"] == 0, "a step with nothing to learn from is another matter"
+    assert learner.update([], 1e-3)["stepped"] == 0, (
+        "a step with nothing to learn from is another matter"
+    )
     with pytest.raises(RunError, match=r"None of the last 10 steps.*the weights stay as they are"):
         learner.update([batch], 1e-3)
     assert learner.version == 10, "what no step was taken on is not published"
@@ -110,7 +122,9 @@ def test_a_step_that_ruins_the_weights_is_told_before_they_are_kept() -> None:
     descent = torch.optim.SGD(model.parameters(), lr=3e38)
     for weight in model.parameters():
         weight.grad = torch.full_like(weight, 2.0)
-    with pytest.raises(RunError, match=r"has made \d+ of .*not finite.*learning rate 3e\+38.*Checkpoints are of"):
+    with pytest.raises(
+        RunError, match=r"has made \d+ of .*not finite.*learning rate 3e\+38.*Checkpoints are of"
+    ):
         step_if_finite(model, [descent], torch.tensor(2.0))
 
 
@@ -133,7 +147,9 @@ def test_broken_weights_are_not_trained(tmp_path: Path, rank: int) -> None:
     weights["model.norm.weight"][0] = math.nan
     save_file(weights, file, metadata={"format": "pt"})
     part = GrpoConfig.of(lora_rank=rank).adapter
-    with pytest.raises(ModelError, match=r"1 of its tensors .*'model.norm.weight'.*earlier checkpoint"):
+    with pytest.raises(
+        ModelError, match=r"1 of its tensors .*'model.norm.weight'.*earlier checkpoint"
+    ):
         TrainedPolicy.load(str(file.parent), part, dtype="float32", device="cpu", seed=0)
 
 
@@ -148,7 +164,8 @@ def test_a_run_resumed_for_a_step_that_cannot_be_taken_ends_well_where_earlier_o
     assert Keeper(tmp_path, GrpoConfig.of(seed=3), learner).end().is_dir()
 
     def tuned(steps: int, run: Path) -> None:
-        config = SftConfig(steps=steps, batch_size=1, warmup_steps=0, cooldown=0.0, seed=1)  # begins with the good row
+        # begins with the good row
+        config = SftConfig(steps=steps, batch_size=1, warmup_steps=0, cooldown=0.0, seed=1)
         model = broken_at(tiny_network(1, **UNTIED), codec)
         train_sft(model, codec, [GOOD, BAD], config, checkpoints=Checkpoints(run, keep=2, every=1))
 

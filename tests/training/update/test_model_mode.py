@@ -39,7 +39,9 @@ from tests.training.update.test_optimizer_step import numbered
 ROWS = numbered(random_rows(1, 6))
 
 
-def update(model: nn.Module, forward: ForwardName = "padded", rate: float = 0.0, **loss: Any) -> dict[str, Any]:
+def update(
+    model: nn.Module, forward: ForwardName = "padded", rate: float = 0.0, **loss: Any
+) -> dict[str, Any]:
     """Two mini-batches, trained on twice, held to the policy that it begins with."""
     reference = copy.deepcopy(model).eval().requires_grad_(False)
     parts = [micro_batches(part, token_budget=64, forward=forward) for part in (ROWS[:4], ROWS[4:])]
@@ -55,7 +57,9 @@ def update(model: nn.Module, forward: ForwardName = "padded", rate: float = 0.0,
 
 @pytest.mark.parametrize("forward", ["padded", "packed"])
 @pytest.mark.parametrize("kind", DROPPING)
-def test_nothing_is_dropped_whatever_the_models_configuration_says(kind: str, forward: ForwardName) -> None:
+def test_nothing_is_dropped_whatever_the_models_configuration_says(
+    kind: str, forward: ForwardName
+) -> None:
     model = random_model(kind, **DROPPING[kind]).train()
     metrics = update(model, forward)
     assert (metrics["kl_reference"], metrics["ratio_max"], metrics["kl_k3"]) == (0, 1, 0)
@@ -89,7 +93,9 @@ def test_layers_that_are_computed_again_drop_nothing_either(kind: str) -> None:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         calls: list[bool] = []
         layer = next(each for each in model.modules() if isinstance(each, nn.ModuleList))[0]
-        layer.register_forward_pre_hook(lambda module, _, calls=calls: calls.append(module.training))
+        layer.register_forward_pre_hook(
+            lambda module, _, calls=calls: calls.append(module.training)
+        )
         batches = micro_batches(ROWS, token_budget=10_000)
         policy_update(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
         assert calls == [False] * (2 if again else 1)
@@ -118,15 +124,21 @@ def test_each_part_of_a_model_comes_back_to_its_own_mode() -> None:
         ("granite", {"lora_rank": 2}),
     ],
 )
-def test_engine_trainer_and_reference_are_one_policy_at_first(kind: str, keys: dict[str, Any], tmp_path: Path) -> None:
+def test_engine_trainer_and_reference_are_one_policy_at_first(
+    kind: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
     folder = folder_of(tmp_path / kind, kind, **DROPPING[kind])
     keys = {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "seed": 3, **keys}
     ours = Learner(GrpoConfig.of(policy=str(folder), **keys), Accelerator(cpu=True))
     batch = batch_of(ours.engine)
     first = ours.update([[batch], [batch]], 0.0)
-    assert (first["kl_reference"], first["ratio_max"]) == (0, 1) and first["engine_difference"] < 1e-5
+    assert (first["kl_reference"], first["ratio_max"]) == (0, 1) and first[
+        "engine_difference"
+    ] < 1e-5
     assert ours.update([[batch], [batch]], 1e-2)["stepped"]
-    assert ours.update([[batch], [batch]], 1e-2)["kl_reference"] > 0, "it is measured, and not switched off"
+    assert ours.update([[batch], [batch]], 1e-2)["kl_reference"] > 0, (
+        "it is measured, and not switched off"
+    )
     ours.engine.close()
 
 
@@ -168,7 +180,12 @@ def test_an_adapters_own_dropout_acts_where_nothing_is_compared_and_is_refused_e
     with in_update(policy.model):
         active = [name for name, module in policy.model.named_modules() if module.training]
     assert active and all("lora_dropout" in name for name in active)
-    for keys in ({"old_logprobs": "engine"}, {"correction": "token"}, {"source": ("runs/a",)}, {"epochs": 2}):
+    for keys in (
+        {"old_logprobs": "engine"},
+        {"correction": "token"},
+        {"source": ("runs/a",)},
+        {"epochs": 2},
+    ):
         with pytest.raises(ConfigError, match="lora_dropout does not go with"):
             GrpoConfig.of(lora_rank=2, lora_dropout=0.5, **keys)
 
@@ -176,9 +193,13 @@ def test_an_adapters_own_dropout_acts_where_nothing_is_compared_and_is_refused_e
 def test_fine_tuning_keeps_the_dropout_of_the_models_configuration() -> None:
     rows: list[float] = []
     for rate in (0.0, 0.5):
-        model = random_model("granite", vocab_size=400, **{**DROPPING["granite"], "attention_dropout": rate})
+        model = random_model(
+            "granite", vocab_size=400, **{**DROPPING["granite"], "attention_dropout": rate}
+        )
         talk = [Conversation((HumanMessage("one two"), AIMessage("three four")))] * 2
-        rows.append(train_sft(model, ByteCodec(), talk, SftConfig(steps=1, batch_size=2))[0]["loss"])
+        rows.append(
+            train_sft(model, ByteCodec(), talk, SftConfig(steps=1, batch_size=2))[0]["loss"]
+        )
         assert not model.training
     assert rows[0] != rows[1]
 

@@ -1,4 +1,6 @@
-"""Updates of several optimiser steps, of split rollouts, of stale tokens; what one step was it still is."""
+"""Updates of several optimiser steps, of split rollouts, of stale tokens; what one step was it
+still is.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,21 @@ Weights = dict[str, torch.Tensor]
 def numbered(rows: list[Row], each: int = 2) -> list[Row]:
     """The rows as those of trajectories that have `each` of them."""
     of = [index // each for index in range(len(rows))]
-    lengths = [sum(int(r.loss_mask.sum()) for r, s in zip(rows, of, strict=True) if s == n) for n in of]
-    return [replace(r, sequence=s, sequence_tokens=n) for r, s, n in zip(rows, of, lengths, strict=True)]
+    lengths = [
+        sum(int(r.loss_mask.sum()) for r, s in zip(rows, of, strict=True) if s == n) for n in of
+    ]
+    return [
+        replace(r, sequence=s, sequence_tokens=n) for r, s, n in zip(rows, of, lengths, strict=True)
+    ]
 
 
 ROWS = numbered(random_rows(11, 8))
 
 
 def updated(
-    batches: list[MicroBatch] | list[list[MicroBatch]], options: LossOptions | None = None, **others: Any
+    batches: list[MicroBatch] | list[list[MicroBatch]],
+    options: LossOptions | None = None,
+    **others: Any,
 ) -> tuple[dict[str, Any], Weights]:
     """Metrics of an update, and how the weights moved under plain descent at rate 0.1."""
     model = tiny_model()
@@ -56,7 +64,9 @@ def assert_close(ours: Weights, theirs: Weights) -> None:
 
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_one_step_is_what_it_was_before_there_were_several_to_the_last_bit(on_policy: bool) -> None:
-    """Written down as it stood: the surrogate summed, over the tokens of the batch, clipped by norm, AdamW."""
+    """Written down as it stood: the surrogate summed, over the tokens of the batch, clipped by
+    norm, AdamW.
+    """
     batches = micro_batches(ROWS, token_budget=64)
     total = sum(batch.trained_tokens for batch in batches)
     ours, theirs = tiny_model(), tiny_model()
@@ -66,7 +76,9 @@ def test_one_step_is_what_it_was_before_there_were_several_to_the_last_bit(on_po
         logprobs = token_logprobs(theirs, batch)
         ratio = (logprobs - (logprobs.detach() if on_policy else batch.old_logprobs_K)).exp()
         clipped = ratio.clamp(1 - 0.2, 1 + 0.28)
-        (-torch.minimum(ratio * batch.weights_K, clipped * batch.weights_K).sum() / total).backward()
+        (
+            -torch.minimum(ratio * batch.weights_K, clipped * batch.weights_K).sum() / total
+        ).backward()
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
     expected.step()
 
@@ -91,7 +103,9 @@ def test_one_step_is_what_it_was_before_there_were_several_to_the_last_bit(on_po
     ids=str,
 )
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_rollouts_whose_tokens_lie_in_several_micro_batches(options: dict[str, Any], epochs: int) -> None:
+def test_rollouts_whose_tokens_lie_in_several_micro_batches(
+    options: dict[str, Any], epochs: int
+) -> None:
     whole, split = micro_batches(ROWS, token_budget=10_000), micro_batches(ROWS, token_budget=1)
     optim = OptimOptions(epochs=epochs, max_grad_norm=1e9)
     metrics, expected = updated(whole, LossOptions(**options), optim=optim)
@@ -103,17 +117,24 @@ def test_rollouts_whose_tokens_lie_in_several_micro_batches(options: dict[str, A
 
 
 def test_old_log_probs_are_of_the_weights_before_the_first_step() -> None:
-    """With them recomputed it does not matter what is on record; the second step's ratios have left 1."""
+    """With them recomputed it does not matter what is on record; the second step's ratios have left
+    1.
+    """
     parts = [micro_batches(ROWS[:4], token_budget=64), micro_batches(ROWS[4:], token_budget=64)]
     metrics, found = updated(parts)
-    silent = [[replace(b, old_logprobs_K=torch.zeros_like(b.old_logprobs_K)) for b in part] for part in parts]
+    silent = [
+        [replace(b, old_logprobs_K=torch.zeros_like(b.old_logprobs_K)) for b in part]
+        for part in parts
+    ]
     assert all(torch.equal(found[name], each) for name, each in updated(silent)[1].items())
     assert metrics["ratio_max"] > 1 and metrics["kl_k3"] > 0
     assert (metrics["optimizer_steps"], metrics["stepped"]) == (2, 1)
     together = updated(micro_batches(ROWS, token_budget=64))[0]
     assert metrics["trained_tokens"] == together["trained_tokens"]
     for name in ("engine_difference", "mismatch_kl", "effective_sample_size"):
-        assert metrics[name] == pytest.approx(together[name], abs=1e-5), "measured before the first step"
+        assert metrics[name] == pytest.approx(together[name], abs=1e-5), (
+            "measured before the first step"
+        )
 
 
 def test_two_mini_batches_are_two_updates_that_know_the_weights_before_both() -> None:
@@ -121,13 +142,18 @@ def test_two_mini_batches_are_two_updates_that_know_the_weights_before_both() ->
     model = tiny_model()
     with torch.no_grad():
         old = [token_logprobs(model, batch) for batch in parts[1]]
-    second = [replace(batch, old_logprobs_K=each) for batch, each in zip(parts[1], old, strict=True)]
+    second = [
+        replace(batch, old_logprobs_K=each) for batch, each in zip(parts[1], old, strict=True)
+    ]
     descent = torch.optim.SGD(model.parameters(), lr=0.1)
     policy_update(model, descent, parts[0], optim=UNBOUNDED)
     policy_update(model, descent, second, optim=UNBOUNDED, loss=LossOptions(old_logprobs="engine"))
     _, found = updated(parts)
     start = tiny_model()
-    assert_close(found, {n: start.get_parameter(n).detach() - p.detach() for n, p in model.named_parameters()})
+    assert_close(
+        found,
+        {n: start.get_parameter(n).detach() - p.detach() for n, p in model.named_parameters()},
+    )
 
 
 def test_a_step_that_is_not_finite_does_not_undo_the_others() -> None:
@@ -175,13 +201,23 @@ def test_where_all_tokens_are_too_stale_no_step_is_taken() -> None:
 def test_the_starting_policy_holds_the_policy_back() -> None:
     """At the reference itself the divergence has no gradient; from elsewhere it leads there."""
     batches = micro_batches(ROWS, token_budget=64)
-    plain, pulled = updated(batches)[1], updated(batches, LossOptions(kl_coef=0.5), reference=tiny_model())[1]
+    plain, pulled = (
+        updated(batches)[1],
+        updated(batches, LossOptions(kl_coef=0.5), reference=tiny_model())[1],
+    )
     assert_close(pulled, plain)
     still = [replace(batch, weights_K=torch.zeros_like(batch.weights_K)) for batch in batches]
     model, reference = tiny_model(), tiny_model(1)
     descent = torch.optim.SGD(model.parameters(), lr=0.05)
     found = [
-        policy_update(model, descent, still, loss=LossOptions(kl_coef=1.0), optim=UNBOUNDED, reference=reference)
+        policy_update(
+            model,
+            descent,
+            still,
+            loss=LossOptions(kl_coef=1.0),
+            optim=UNBOUNDED,
+            reference=reference,
+        )
         for _ in range(4)
     ]
     divergences = [each["kl_reference"] for each in found]
@@ -198,7 +234,10 @@ def test_what_the_loss_needs_is_demanded() -> None:
         updated(batches, LossOptions(max_staleness=0))
     with pytest.raises(ConfigError, match="no way to train"):
         OptimOptions(epochs=0)
-    hot = [replace(batch, temperatures_K=torch.full_like(batch.temperatures_K, 0.5)) for batch in batches]
+    hot = [
+        replace(batch, temperatures_K=torch.full_like(batch.temperatures_K, 0.5))
+        for batch in batches
+    ]
     assert updated(hot)[0]["stepped"] == 1
     with pytest.raises(ModelError, match=r"sampled at temperature 0\.5"):
         updated(hot, LossOptions(correction="token"))

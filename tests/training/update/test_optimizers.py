@@ -53,10 +53,17 @@ def copied(state: Any) -> Any:
 def test_the_default_is_torchs_adamw_and_frozen_weights_are_left_out() -> None:
     network: Any = tiny_network(3, **SIZES)
     network.get_input_embeddings().weight.requires_grad_(False)
-    optimizer = make_adamw(network, OptimPart(learning_rate=1e-3, adam_beta2=0.99, weight_decay=0.1))
+    optimizer = make_adamw(
+        network, OptimPart(learning_rate=1e-3, adam_beta2=0.99, weight_decay=0.1)
+    )
     (group,) = optimizer.param_groups
-    assert type(optimizer) is AdamW and (group["betas"], group["weight_decay"]) == ((0.9, 0.99), 0.1)
-    assert {id(each) for each in group["params"]} == {id(each) for each in network.parameters() if each.requires_grad}
+    assert type(optimizer) is AdamW and (group["betas"], group["weight_decay"]) == (
+        (0.9, 0.99),
+        0.1,
+    )
+    assert {id(each) for each in group["params"]} == {
+        id(each) for each in network.parameters() if each.requires_grad
+    }
 
 
 def test_in_8_bits_a_model_learns_as_well_on_a_quarter_of_the_state() -> None:
@@ -68,7 +75,12 @@ def test_in_8_bits_a_model_learns_as_well_on_a_quarter_of_the_state() -> None:
     assert large and all(small.state[weight]["root"].dtype == torch.uint8 for weight in large)
 
     def size(optimizer: torch.optim.Optimizer) -> int:
-        kept = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+        kept = [
+            each
+            for state in optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        ]
         return sum(each.numel() * each.element_size() for each in kept)
 
     assert size(small) < 0.27 * size(plain)
@@ -91,7 +103,9 @@ for _ in range(2):
     network(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -107,7 +121,9 @@ def test_tensors_too_small_to_quantize_take_adamws_steps() -> None:
 
 
 def test_what_is_small_beside_its_neighbours_takes_no_leap() -> None:
-    """A block in which gradients differ by a thousand: squares would be rounded to 0, and steps be without a bound."""
+    """A block in which gradients differ by a thousand: squares would be rounded to 0, and steps be
+    without a bound.
+    """
     weight = nn.Parameter(torch.zeros(4096))
     optimizer = AdamW8bit([weight], lr=0.01, weight_decay=0.0)
     gradient = torch.ones(4096)
@@ -149,7 +165,9 @@ def test_steps_smaller_than_bfloat16_can_hold_add_up_in_the_masters() -> None:
     ours.param_groups[0]["lr"] = 0.0
     before = weights[0].detach().clone()
     ours.step()
-    assert torch.equal(weights[0], before), "the rate that is set from outside is the one that is taken"
+    assert torch.equal(weights[0], before), (
+        "the rate that is set from outside is the one that is taken"
+    )
     ours.zero_grad()
     assert weights[0].grad is None
 

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.errors import RunError
-from hrm_agent.training.update.schedule import Schedule, dropout_seed, refuse_other_course, trapezoid
+from hrm_agent.training.update.schedule import (
+    Schedule,
+    dropout_seed,
+    refuse_other_course,
+    trapezoid,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +25,9 @@ from hrm_agent.training.update.schedule import Schedule, dropout_seed, refuse_ot
     ],
 )
 def test_the_rate_rises_stays_and_falls(steps, warmup, cooldown, shares):
-    assert [trapezoid(step, steps, warmup, cooldown) for step in range(steps)] == pytest.approx(shares)
+    assert [trapezoid(step, steps, warmup, cooldown) for step in range(steps)] == pytest.approx(
+        shares
+    )
 
 
 @given(st.integers(1, 60), st.integers(0, 90), st.floats(0, 1))
@@ -38,7 +45,9 @@ def test_no_step_has_the_rate_0(steps, warmup, cooldown):
         (4, 6, 4, 0.5, "the learning rate of step 2, which it has taken, was 0.667"),
     ],
 )
-def test_a_run_is_prolonged_where_its_steps_are_the_first_of_the_longer_one(before, now, taken, cooldown, fault):
+def test_a_run_is_prolonged_where_its_steps_are_the_first_of_the_longer_one(
+    before, now, taken, cooldown, fault
+):
     if fault is None:
         refuse_other_course(Schedule(now, 2, cooldown), before, taken, "runs/x")
     else:

@@ -58,11 +58,17 @@ def test_each_trained_weight_has_one_optimiser(tokenizer):
     model = new_model(tokenizer, 0)
     frozen = model.model.layers[0].mlp.up_proj.weight
     frozen.requires_grad_(False)
-    muon, adamw = make_optimizers(model, SHORT.model_copy(update={"optimizer": "muon", "matrix_learning_rate": 0.01}))
+    muon, adamw = make_optimizers(
+        model, SHORT.model_copy(update={"optimizer": "muon", "matrix_learning_rate": 0.01})
+    )
     assert isinstance(muon, Muon) and isinstance(adamw, torch.optim.AdamW)
     assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.01, 3e-3)
-    taken = [[id(p) for group in each.param_groups for p in group["params"]] for each in (muon, adamw)]
-    assert sorted(taken[0] + taken[1]) == sorted(id(p) for p in model.parameters() if p is not frozen)
+    taken = [
+        [id(p) for group in each.param_groups for p in group["params"]] for each in (muon, adamw)
+    ]
+    assert sorted(taken[0] + taken[1]) == sorted(
+        id(p) for p in model.parameters() if p is not frozen
+    )
     assert id(model.get_input_embeddings().weight) in taken[1]
     assert id(model.model.layers[0].self_attn.q_proj.weight) in taken[0]
     (alone,) = make_optimizers(model, SHORT)
@@ -74,7 +80,9 @@ def test_muon_trains_and_its_rates_follow_the_schedule(tokenizer, codec, lessons
     rows = train_sft(new_model(tokenizer, 0), codec, lessons, config)
     assert rows[-1]["loss"] < rows[0]["loss"] - 1
     rates = [row["learning_rate"] for row in rows]
-    assert rates == pytest.approx([2e-3 * trapezoid(step, 8, 2, config.cooldown) for step in range(8)])
+    assert rates == pytest.approx(
+        [2e-3 * trapezoid(step, 8, 2, config.cooldown) for step in range(8)]
+    )
 
 
 def test_the_mean_is_of_the_last_weights():
@@ -98,6 +106,7 @@ def test_a_run_ends_with_the_mean_of_its_weights(tokenizer, codec, lessons):
         return rows, model.model.layers[0].self_attn.q_proj.weight.detach().clone()
 
     (plain_rows, plain), (rows, averaged) = trained(3, 0.0), trained(3, 0.9)
-    assert [row["loss"] for row in rows] == [row["loss"] for row in plain_rows]  # training itself does not see the mean
+    # training itself does not see the mean
+    assert [row["loss"] for row in rows] == [row["loss"] for row in plain_rows]
     fresh = new_model(tokenizer, 0).model.layers[0].self_attn.q_proj.weight.detach()
     assert 0 < (averaged - plain).norm() < (fresh - plain).norm()

@@ -57,7 +57,9 @@ class Joined:
     def ask(self, answer: Future[Any], request: Message) -> None:
         number = next(self._numbers)
         self._waiting[number] = answer
-        answer.add_done_callback(lambda done: self.host.cancel(number) if done.cancelled() else None)
+        answer.add_done_callback(
+            lambda done: self.host.cancel(number) if done.cancelled() else None
+        )
         self.host.ask(number, unpacked(packed([request]))[0])
 
 
@@ -104,7 +106,10 @@ def test_tokens_are_told_one_by_one_and_what_hears_them_may_fail() -> None:
         def hearing(on_token: Callable[[int], None]) -> GenerationRequest:
             return GenerationRequest(request.prompt_ids, request.sampling, TALK, on_token)
 
-        assert through_proxy(engine, lambda proxy: proxy.submit(hearing(heard.append))).token_ids == tokens
+        assert (
+            through_proxy(engine, lambda proxy: proxy.submit(hearing(heard.append))).token_ids
+            == tokens
+        )
         assert heard == list(tokens)
         with pytest.raises(ZeroDivisionError):
             through_proxy(engine, lambda proxy: proxy.submit(hearing(lambda token: token // 0)))
@@ -151,5 +156,8 @@ class Unsendable(ByteCodec):
 
 def test_a_codec_that_cannot_be_sent_is_told() -> None:
     refusal = r"codec of 'scripted' cannot be sent.*it holds a file"
-    with ScriptedEngine([], codec=Unsendable()) as engine, pytest.raises(ConfigError, match=refusal):
+    with (
+        ScriptedEngine([], codec=Unsendable()) as engine,
+        pytest.raises(ConfigError, match=refusal),
+    ):
         through_proxy(engine, lambda proxy: proxy.submit(asked(proxy)))

@@ -1,4 +1,6 @@
-"""Rollout workers as actors of a real Ray cluster: the same record as by one process, whatever is lost on the way."""
+"""Rollout workers as actors of a real Ray cluster: the same record as by one process, whatever is
+lost on the way.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[3]
 CONFIG = CollectConfig(
-    policy="builtin:cold-start", count=6, samples=2, seed=5, context={"max_turns": 4, "max_tokens": 96}
+    policy="builtin:cold-start",
+    count=6,
+    samples=2,
+    seed=5,
+    context={"max_turns": 4, "max_tokens": 96},
 )
 ASKS = """
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -82,11 +88,15 @@ def test_actors_record_what_one_process_does_and_a_dead_one_takes_nothing_with_i
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutWorkers, "__init__", _noting(opened))
-        found = asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "two" / "run", on_rollout=kill_one))
+        found = asyncio.run(
+            collect(by_actors(CONFIG, address), tmp_path / "two" / "run", on_rollout=kill_one)
+        )
     assert facts(found) == facts(on_record(tmp_path / "two" / "run")) == undisturbed
     assert len(ended) == 12
     said = capfd.readouterr().err
-    assert "A rollout worker died on the node" in said and "its open rollouts go on in another" in said
+    assert (
+        "A rollout worker died on the node" in said and "its open rollouts go on in another" in said
+    )
 
 
 def _noting(opened: list[RolloutWorkers]) -> Callable[..., None]:
@@ -128,8 +138,12 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
     store = fresh_database.replace(f":{secret['PGPASSWORD']}@", "@")
     cluster = with_nodes(ray_cluster, 0)
     nodes = [cluster.add_node(**node_options(env_vars=secret)) for _ in range(3)]
-    config = CollectConfig(policy="scripted", count=100, samples=2, concurrency=60, processes=3, ray=cluster.address)
-    draw = partial(load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count)
+    config = CollectConfig(
+        policy="scripted", count=100, samples=2, concurrency=60, processes=3, ray=cluster.address
+    )
+    draw = partial(
+        load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count
+    )
     episodes = [
         replace(episode, graph=f"{tmp_path}/asks.py:graph")
         for episode in group_episodes(draw(), 2, run_id="run", stage="step-0", seed=0, graph="")
@@ -152,11 +166,16 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
                     answers.go.clear()  # until the node that joins has something to run
                     nodes.append(cluster.add_node(**node_options(env_vars=secret)))
 
-            running = asyncio.create_task(rollout(runner, episodes, concurrency=60, on_done=happened, workers=workers))
+            running = asyncio.create_task(
+                rollout(runner, episodes, concurrency=60, on_done=happened, workers=workers)
+            )
             try:
                 await wait_until(lambda: running.done() or len(nodes) == 4)
                 await wait_until(
-                    lambda: running.done() or any(w.place == nodes[3].node_id and w.runs for w in workers._workers)
+                    lambda: (
+                        running.done()
+                        or any(w.place == nodes[3].node_id and w.runs for w in workers._workers)
+                    )
                 )
                 answers.go.set()
                 return await running
@@ -172,7 +191,9 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
     with open_store(store) as opened:
         recorded = list(opened.journal.trajectories())
         with opened.database.read() as cursor:
-            calls = cursor.execute("SELECT thread_id, COUNT(*) FROM calls GROUP BY thread_id").fetchall()
+            calls = cursor.execute(
+                "SELECT thread_id, COUNT(*) FROM calls GROUP BY thread_id"
+            ).fetchall()
             leases = cursor.execute("SELECT COUNT(*) FROM leases WHERE expires_at > 0").fetchone()
     assert Counter(each.thread_id for each in recorded) == ended
     assert {str(thread): int(number) for thread, number in calls} == dict.fromkeys(ended, CALLS)
@@ -212,12 +233,20 @@ with running_cluster() as cluster:
 """
 
 
-def test_a_head_that_dies_ends_the_run_which_goes_on_on_another_cluster(address: str, tmp_path: Path) -> None:
+def test_a_head_that_dies_ends_the_run_which_goes_on_on_another_cluster(
+    address: str, tmp_path: Path
+) -> None:
     config = CONFIG.model_copy(update={"count": 40})
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=300, check=False)
-    assert "is gone, and with it the cluster. What was recorded is kept." in done.stdout, done.stderr
-    assert re.search("^0 leases are held, by [1-9]", done.stdout, re.MULTILINE), "workers have given them back"
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=PROJECT, timeout=300, check=False
+    )
+    assert "is gone, and with it the cluster. What was recorded is kept." in done.stdout, (
+        done.stderr
+    )
+    assert re.search("^0 leases are held, by [1-9]", done.stdout, re.MULTILINE), (
+        "workers have given them back"
+    )
     before = on_record(tmp_path / "run")
     kept = {each.thread_id: each for each in before if each.status is not RunStatus.RUNNING}
     assert 3 <= len(kept) < 80
@@ -246,29 +275,41 @@ def test_a_node_without_the_package_is_left_out_and_told(
     cluster = with_nodes(ray_cluster, 0)
     bare = cluster.add_node(**node_options(env_vars={"PYTHONPATH": str(folder)}))
     config = by_actors(CONFIG.model_copy(update={"count": 2}), cluster.address, 1)
-    with pytest.raises(ConfigError, match="It cannot import hrm_agent: ModuleNotFoundError") as raised:
+    with pytest.raises(
+        ConfigError, match="It cannot import hrm_agent: ModuleNotFoundError"
+    ) as raised:
         asyncio.run(collect(config, tmp_path / "run"))
     assert "on that node, with its extras ray and train." in raised.value.hint
     cluster.add_node(**node_options())
     found = asyncio.run(collect(config.model_copy(update={"processes": 2}), tmp_path / "run"))
     assert len(found) == 4
-    assert f"({bare.node_id[:8]}) of the Ray cluster is left out. It cannot import" in capfd.readouterr().err
+    assert (
+        f"({bare.node_id[:8]}) of the Ray cluster is left out. It cannot import"
+        in capfd.readouterr().err
+    )
     cluster.remove_node(bare)
 
 
-def test_a_node_of_another_version_is_told(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_of_another_version_is_told(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hrm_agent.training.workers.ray_worker.__version__", "99.0")
     with pytest.raises(ConfigError, match=r"It has hrm_agent \S+, and the trainer has 99.0."):
         asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "run"))
 
 
-def test_a_file_is_no_store_of_several_machines(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_no_store_of_several_machines(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(on_ray.socket, "gethostname", lambda: "elsewhere")
-        with pytest.raises(ConfigError, match="is a file of this machine, and the Ray cluster has others") as raised:
+        with pytest.raises(
+            ConfigError, match="is a file of this machine, and the Ray cluster has others"
+        ) as raised:
             asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "run"))
         assert "--store postgresql://" in raised.value.hint
-    monkeypatch.setattr(on_ray, "this_host", lambda: "elsewhere")  # as where another joins under the same name
+    # as where another joins under the same name
+    monkeypatch.setattr(on_ray, "this_host", lambda: "elsewhere")
     with pytest.raises(ConfigError, match="The store is a file of another machine"):
         asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "run"))
 
@@ -280,7 +321,10 @@ def test_what_does_not_go_together_is_told(tmp_path: Path) -> None:
 
 
 def test_workers_without_a_place_are_told_of(
-    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two workers and one CPU: the other waits, and the run goes on."""
     monkeypatch.setattr(on_ray, "PLACE_SECONDS", 0.0)
@@ -293,7 +337,12 @@ def test_workers_without_a_place_are_told_of(
 
 def test_training_by_actors_ends_in_the_same_weights(address: str, tmp_path: Path) -> None:
     config = GrpoConfig.of(
-        steps=2, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+        steps=2,
+        prompts_per_step=2,
+        group_size=2,
+        seed=5,
+        cooldown=0.0,
+        context={"max_turns": 4, "max_tokens": 96},
     )
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     asyncio.run(train(config, one))

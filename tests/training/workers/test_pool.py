@@ -43,7 +43,11 @@ pytestmark = pytest.mark.whole
 
 PROJECT = Path(__file__).parents[3]
 CONFIG = CollectConfig(
-    policy="builtin:cold-start", count=6, samples=2, seed=5, context={"max_turns": 4, "max_tokens": 96}
+    policy="builtin:cold-start",
+    count=6,
+    samples=2,
+    seed=5,
+    context={"max_turns": 4, "max_tokens": 96},
 )
 ROLLOUTS = 12
 SEVERAL = CONFIG.model_copy(update={"processes": 2})
@@ -72,14 +76,18 @@ def test_two_processes_record_what_one_does_and_a_dead_worker_takes_nothing_with
 
     found = asyncio.run(collect(SEVERAL, tmp_path / "run", on_rollout=kill_one))
     assert "A rollout worker died by signal 9 (Killed)" in capfd.readouterr().err
-    assert [t.thread_id for t in found] == [f"run/collect/{task}/{sample}" for task in range(6) for sample in range(2)]
+    assert [t.thread_id for t in found] == [
+        f"run/collect/{task}/{sample}" for task in range(6) for sample in range(2)
+    ]
     assert facts(found) == facts(on_record(tmp_path / "run")) == undisturbed
     assert len(ended) == ROLLOUTS
     assert worker_processes() == []
     assert [finding for t in found for finding in lint(t)] == []
     assert all(t.trainable for t in found)
     # What is on record is read back, for which no worker is started.
-    again = asyncio.run(collect(SEVERAL, tmp_path / "run", on_rollout=lambda _: _none(worker_processes())))
+    again = asyncio.run(
+        collect(SEVERAL, tmp_path / "run", on_rollout=lambda _: _none(worker_processes()))
+    )
     assert again == found
 
 
@@ -115,7 +123,9 @@ for name in ("parent", "all"):
 
 
 @pytest.mark.slow
-def test_workers_die_with_their_parent_and_the_run_is_resumed(undisturbed: list[Any], tmp_path: Path) -> None:
+def test_workers_die_with_their_parent_and_the_run_is_resumed(
+    undisturbed: list[Any], tmp_path: Path
+) -> None:
     subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True, cwd=PROJECT)
     for name in ("parent", "all"):
         pids = [int(pid) for pid in (tmp_path / f"{name}.pids").read_text().split()]
@@ -123,7 +133,8 @@ def test_workers_die_with_their_parent_and_the_run_is_resumed(undisturbed: list[
         block_until(lambda pids=pids: not any(map(_lives, pids)))
         before = on_record(tmp_path / name / "run")
         assert 3 <= sum(t.status is not RunStatus.RUNNING for t in before) < ROLLOUTS
-        found = asyncio.run(collect(CONFIG, tmp_path / name / "run"))  # by one process: it is the same run
+        # by one process: it is the same run
+        found = asyncio.run(collect(CONFIG, tmp_path / name / "run"))
         assert facts(found) == undisturbed
 
 
@@ -148,8 +159,12 @@ def test_graphs_of_ones_own_are_run_there_as_here(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_that_ends_its_process_each_time_ends_the_run(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RunError, match="3 rollout workers died one after another, the last one by signal 9"):
+def test_a_graph_that_ends_its_process_each_time_ends_the_run(
+    own: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        RunError, match="3 rollout workers died one after another, the last one by signal 9"
+    ):
         by_graphs(own, 2, ["deadly"])
     assert capfd.readouterr().err.count("A rollout worker died") == 2
     assert worker_processes() == []
@@ -175,7 +190,8 @@ def test_one_that_dies_while_it_loads_counts_as_a_death(
         by_graphs(own, 2, ["deadly"])
     said = capfd.readouterr().err
     assert said.count("A rollout worker died") == 2
-    assert f"{said}{raised.value}".count("before it was ready") == 1  # whichever of the three it was
+    # whichever of the three it was
+    assert f"{said}{raised.value}".count("before it was ready") == 1
 
 
 async def test_what_an_engine_still_answers_is_not_sent_to_a_worker_that_was_told_to_end() -> None:
@@ -199,7 +215,9 @@ async def test_what_an_engine_still_answers_is_not_sent_to_a_worker_that_was_tol
 
 
 @pytest.mark.slow
-def test_what_a_graph_has_started_holds_nothing_up(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_graph_has_started_holds_nothing_up(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection of a worker that has ended stays open where a child of it lives on."""
     monkeypatch.chdir(own.parent)
     (found,) = by_graphs(own, 2, ["leaving"])
@@ -211,16 +229,28 @@ def test_what_a_graph_has_started_holds_nothing_up(own: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_a_run_that_is_cancelled_from_inside_is_told(own: Path) -> None:
-    with pytest.raises(RunError, match="cancelled by something that its graph or its verifier has awaited"):
+    with pytest.raises(
+        RunError, match="cancelled by something that its graph or its verifier has awaited"
+    ):
         by_graphs(own, 2, ["cancelled"])
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_all_and_gives_back_what_is_held(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_all_and_gives_back_what_is_held(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = own.parent
     (folder / "gated.jsonl").write_text('"forty-two"\n' * 4)
     os.mkfifo(folder / "waiting")
-    words = ["collect", "--graph", "./own.py:gated", "--policy", "scripted:gated.jsonl", "--count", "4"]
+    words = [
+        "collect",
+        "--graph",
+        "./own.py:gated",
+        "--policy",
+        "scripted:gated.jsonl",
+        "--count",
+        "4",
+    ]
     command = [sys.executable, "-m", "hrm_agent"]
     options: Any = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(PROJECT)}, "text": True}
     process = subprocess.Popen(
@@ -254,7 +284,11 @@ def test_what_cannot_cross_is_told(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="FakeListChatModel is an object of this process"):
             asyncio.run(collect(config, tmp_path / "b", backend=FakeListChatModel(responses=[])))
         with pytest.raises(ConfigError, match="each worker would start its own"):
-            asyncio.run(collect(config.model_copy(update={"environment": "ray"}), tmp_path / "c", backend=engine))
+            asyncio.run(
+                collect(
+                    config.model_copy(update={"environment": "ray"}), tmp_path / "c", backend=engine
+                )
+            )
     assert not (tmp_path / "b").exists() and not (tmp_path / "c" / "store.db").exists()
 
 
@@ -271,13 +305,20 @@ def test_a_graph_that_is_an_object_is_told_before_a_worker_is_started(tmp_path: 
 
     with (
         ScriptedEngine([]) as engine,
-        pytest.raises(ConfigError, match="an object of this process, and worker processes import graphs"),
+        pytest.raises(
+            ConfigError, match="an object of this process, and worker processes import graphs"
+        ),
     ):
         asyncio.run(run(engine))
 
 
 TRAIN = GrpoConfig.of(
-    steps=2, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+    steps=2,
+    prompts_per_step=2,
+    group_size=2,
+    seed=5,
+    cooldown=0.0,
+    context={"max_turns": 4, "max_tokens": 96},
 )
 
 

@@ -40,7 +40,9 @@ class StandIn(WorkerHandle):
 
     def finish(self) -> None:
         """One run ends."""
-        next(ended for ended in self._runs.values() if not ended.done()).set_result(cast(Trajectory, None))
+        next(ended for ended in self._runs.values() if not ended.done()).set_result(
+            cast(Trajectory, None)
+        )
 
 
 class Pool:
@@ -63,7 +65,10 @@ class Pool:
         return worker
 
     def run(self, count: int) -> list[asyncio.Task[Trajectory]]:
-        episodes = [Episode(TaskRef(family="f", id="t", prompt="?"), f"run/{n}", "a:graph") for n in range(count)]
+        episodes = [
+            Episode(TaskRef(family="f", id="t", prompt="?"), f"run/{n}", "a:graph")
+            for n in range(count)
+        ]
         return [asyncio.create_task(self.workers.run(episode)) for episode in episodes]
 
 
@@ -84,7 +89,9 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_run_begins_with_the_first_worker_and_keeps_the_share_of_those_to_come(tmp_path: Path) -> None:
+async def test_a_run_begins_with_the_first_worker_and_keeps_the_share_of_those_to_come(
+    tmp_path: Path,
+) -> None:
     async with pool(tmp_path, 3) as opened:
         runs = opened.run(9)
         first = await opened.opens("a")
@@ -121,7 +128,12 @@ async def test_workers_that_are_lost_with_their_node_count_as_one_death(
                     worker.finish()
             await asyncio.sleep(0)
         await asyncio.gather(*runs)
-    assert capfd.readouterr().err.count("A rollout worker died on a; its open rollouts go on in another") == 4
+    assert (
+        capfd.readouterr().err.count(
+            "A rollout worker died on a; its open rollouts go on in another"
+        )
+        == 4
+    )
 
 
 async def test_deaths_one_after_another_end_the_run_wherever_they_are(tmp_path: Path) -> None:
@@ -132,7 +144,9 @@ async def test_deaths_one_after_another_end_the_run_wherever_they_are(tmp_path: 
             while not worker.runs:
                 await asyncio.sleep(0)
             worker.die()
-        with pytest.raises(RunError, match="3 rollout workers died one after another, the last one on a"):
+        with pytest.raises(
+            RunError, match="3 rollout workers died one after another, the last one on a"
+        ):
             await run
 
 
@@ -154,5 +168,7 @@ async def test_closed_workers_open_none_for_a_rollout_that_goes_on(tmp_path: Pat
         await settled()
     lost.die()
     found = await asyncio.gather(*open_runs, *opened.run(1), return_exceptions=True)
-    assert [str(each) for each in found] == ["The rollout workers are closed: their run has ended."] * 3
+    assert [str(each) for each in found] == [
+        "The rollout workers are closed: their run has ended."
+    ] * 3
     assert opened.wanted.empty()

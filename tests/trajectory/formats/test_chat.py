@@ -26,11 +26,18 @@ from hrm_agent.trajectory import (
 )
 from hrm_agent.trajectory.formats import Report, RequestHints, export_to
 from hrm_agent.trajectory.formats.shared.messages import context_hash
-from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
+from tests.support.trajectory.samples import (
+    THREAD,
+    identity,
+    make_call,
+    make_tool_call,
+    make_trajectory,
+)
 
 ASKED = HumanMessage("What is 6 * 7?")
 CALLS = AIMessage(
-    "Compute.", tool_calls=[{"name": "python", "args": {"code": "6 * 7"}, "id": "tc-0", "type": "tool_call"}]
+    "Compute.",
+    tool_calls=[{"name": "python", "args": {"code": "6 * 7"}, "id": "tc-0", "type": "tool_call"}],
 )
 RESULT = ToolMessage("42", name="python", tool_call_id="tc-0")
 ANSWER = AIMessage("It is\u202842.")
@@ -39,14 +46,21 @@ OFFERED = content_hash(PYTHON)
 
 
 def said(
-    task: str, sent: list[BaseMessage], answer: AIMessage, *, asked: list[BaseMessage] | None = None, **changes: Any
+    task: str,
+    sent: list[BaseMessage],
+    answer: AIMessage,
+    *,
+    asked: list[BaseMessage] | None = None,
+    **changes: Any,
 ) -> Call:
     """A call with its hashes; `asked` are the messages that the record keeps, if it keeps any."""
     facts = {
         "identity": identity(task, changes.pop("thread", THREAD)),
         "context_hash": context_hash([*sent, answer]),
         "tools_hash": content_hash(()),
-        "request": None if asked is None else tuple(message.model_dump(mode="json") for message in asked),
+        "request": (
+            None if asked is None else tuple(message.model_dump(mode="json") for message in asked)
+        ),
         "response": answer.model_dump(mode="json"),
     }
     return make_call(task, **{**facts, **changes})
@@ -72,8 +86,17 @@ def export(
 def text_run(**changes: Any) -> Trajectory:
     """Two turns of a model without tokens: each call is a root with its whole request."""
     whole = [ASKED, CALLS, RESULT]
-    root = {"branch_reason": BranchReason.NO_TOKENS, "token_ids": (), "mask": (), "logprobs": (), "untrainable": "text"}
-    calls = said("a", [ASKED], CALLS, asked=[ASKED], **root), said("b", whole, ANSWER, asked=whole, **root)
+    root = {
+        "branch_reason": BranchReason.NO_TOKENS,
+        "token_ids": (),
+        "mask": (),
+        "logprobs": (),
+        "untrainable": "text",
+    }
+    calls = (
+        said("a", [ASKED], CALLS, asked=[ASKED], **root),
+        said("b", whole, ANSWER, asked=whole, **root),
+    )
     return run(*calls, **changes)
 
 
@@ -86,7 +109,11 @@ def test_the_longest_conversation_teaches_all_its_answers(tmp_path: Path) -> Non
                 "role": "assistant",
                 "content": "Compute.",
                 "tool_calls": [
-                    {"id": "tc-0", "type": "function", "function": {"name": "python", "arguments": {"code": "6 * 7"}}}
+                    {
+                        "id": "tc-0",
+                        "type": "function",
+                        "function": {"name": "python", "arguments": {"code": "6 * 7"}},
+                    }
                 ],
             },
             {"role": "tool", "content": "42", "tool_call_id": "tc-0", "name": "python"},
@@ -135,7 +162,12 @@ def test_a_request_that_holds_what_came_after_the_parent(tmp_path: Path) -> None
     first = said("a", [ASKED], CALLS, asked=[ASKED])
     second = said("b", [ASKED, CALLS, RESULT], ANSWER, asked=[RESULT], parent=first.id)
     (row,), _ = export(tmp_path, run(first, second))
-    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in row["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
 
 
 def remembered(**changes: Any) -> Trajectory:
@@ -162,7 +194,11 @@ def test_messages_that_only_a_guess_could_give_are_proved(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("known", "changes", "reason"),
     [
-        (RequestHints(("Be long.",), (PYTHON,)), {}, "the messages that were sent are not on record"),
+        (
+            RequestHints(("Be long.",), (PYTHON,)),
+            {},
+            "the messages that were sent are not on record",
+        ),
         (RequestHints(("Be brief.",)), {}, "the tools that were offered are not known"),
         (
             RequestHints(("Be brief.",), (PYTHON,)),
@@ -171,7 +207,9 @@ def test_messages_that_only_a_guess_could_give_are_proved(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_proved_is_left_out(known: RequestHints, changes: Any, reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_proved_is_left_out(
+    known: RequestHints, changes: Any, reason: str, tmp_path: Path
+) -> None:
     rows, report = export(tmp_path, remembered(**changes), known=known)
     assert rows == []
     assert report.left_out == {reason: 1}
@@ -182,8 +220,14 @@ def test_the_state_of_the_checkpoint_is_asked(tmp_path: Path) -> None:
     sent = [ASKED, AIMessage("Hm."), HumanMessage("Go on.")]
     call = said("a", sent, ANSWER)
     assert export(tmp_path, run(call))[0] == []
-    (row,), _ = export(tmp_path, run(call), known=RequestHints(state=lambda asked: sent if asked == call else ()))
-    assert row["messages"][1] == {"role": "assistant", "content": "Hm.", "weight": 0}, "no recorded call gave it"
+    (row,), _ = export(
+        tmp_path, run(call), known=RequestHints(state=lambda asked: sent if asked == call else ())
+    )
+    assert row["messages"][1] == {
+        "role": "assistant",
+        "content": "Hm.",
+        "weight": 0,
+    }, "no recorded call gave it"
     assert "weight" not in row["messages"][3]
 
 
@@ -192,13 +236,22 @@ def test_two_answers_to_one_conversation_teach_what_they_share_once(tmp_path: Pa
     sent = [ASKED, CALLS, RESULT]
     ends = [said(task, sent, AIMessage(task), asked=[RESULT], parent=first.id) for task in "bc"]
     rows, _ = export(tmp_path, run(first, *ends))
-    weights = [[m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows]
+    weights = [
+        [m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows
+    ]
     assert weights == [[None, None], [0, None]]
 
 
 def test_a_fork_teaches_only_its_own_answers(tmp_path: Path) -> None:
     inherited = said("a", [ASKED], CALLS, asked=[ASKED], thread="origin")
-    left = said("b", [ASKED, CALLS, RESULT], AIMessage("Left."), asked=[RESULT], thread="origin", parent=inherited.id)
+    left = said(
+        "b",
+        [ASKED, CALLS, RESULT],
+        AIMessage("Left."),
+        asked=[RESULT],
+        thread="origin",
+        parent=inherited.id,
+    )
     own = said("c", [ASKED, CALLS, RESULT], ANSWER, asked=[RESULT], parent=inherited.id)
     fork = run(inherited, left, own, forked_from=ForkRef(trajectory_id="origin", checkpoint_id="c"))
     (row,), _ = export(tmp_path, fork)
@@ -211,7 +264,10 @@ def test_which_runs_are_taken(tmp_path: Path) -> None:
     wrong, unverified = text_run(rewards={"correct": 0.0}), text_run(rewards={})
     rows, report = export(tmp_path, text_run(), cut, wrong, unverified, least=0.5)
     assert len(rows) == 1
-    assert report.left_out == {"the run is truncated, not completed": 1, "the reward is below 0.5": 2}
+    assert report.left_out == {
+        "the run is truncated, not completed": 1,
+        "the reward is below 0.5": 2,
+    }
     assert len(export(tmp_path, wrong, unverified)[0]) == 2
 
 
@@ -228,7 +284,10 @@ def test_an_answer_that_was_cut_off_is_context(tmp_path: Path) -> None:
 
 def test_a_call_that_could_not_be_decoded_is_not_taught(tmp_path: Path) -> None:
     bad = AIMessage(
-        "", invalid_tool_calls=[{"type": "invalid_tool_call", "id": "x", "name": None, "args": "{", "error": ""}]
+        "",
+        invalid_tool_calls=[
+            {"type": "invalid_tool_call", "id": "x", "name": None, "args": "{", "error": ""}
+        ],
     )
     rows, report = export(tmp_path, run(said("a", [ASKED], bad, asked=[ASKED])))
     assert rows == []
@@ -254,7 +313,8 @@ def by(role: str, sent: list[BaseMessage], answer: AIMessage, **changes: Any) ->
 def learnt(rows: list[Any]) -> list[tuple[str, list[str]]]:
     """By row: the role, and the answers that it teaches."""
     answers = [
-        [m["content"] for m in row["messages"] if m["role"] == "assistant" and "weight" not in m] for row in rows
+        [m["content"] for m in row["messages"] if m["role"] == "assistant" and "weight" not in m]
+        for row in rows
     ]
     return list(zip((row["role"] for row in rows), answers, strict=True))
 
@@ -267,16 +327,26 @@ def test_each_role_learns_its_own_answers_in_a_conversation_that_all_share(tmp_p
         by("solver", [ASKED, plan, draft, HumanMessage("Again.")], better),
     ]
     rows, report = export(tmp_path, run(*calls))
-    assert learnt(rows) == [("solver", ["draft", "better"]), ("planner", ["plan"])] and not report.left_out
+    assert (
+        learnt(rows) == [("solver", ["draft", "better"]), ("planner", ["plan"])]
+        and not report.left_out
+    )
     rows, report = export(tmp_path, run(*calls), roles=["planner"])
     assert learnt(rows) == [("planner", ["plan"])]
     assert report.left_out == {"the role 'solver' was not asked for": 1}
 
 
-def test_a_call_of_tokens_that_another_role_extends_is_taught_by_its_own_role(tmp_path: Path) -> None:
+def test_a_call_of_tokens_that_another_role_extends_is_taught_by_its_own_role(
+    tmp_path: Path,
+) -> None:
     first = said("a", [ASKED], CALLS, asked=[ASKED], identity=identity("a", node="planner"))
-    second = said("b", [ASKED, CALLS, RESULT], ANSWER, asked=[ASKED, CALLS, RESULT], parent=first.id)
-    assert learnt(export(tmp_path, run(first, second))[0]) == [("reason", [ANSWER.text]), ("planner", ["Compute."])]
+    second = said(
+        "b", [ASKED, CALLS, RESULT], ANSWER, asked=[ASKED, CALLS, RESULT], parent=first.id
+    )
+    assert learnt(export(tmp_path, run(first, second))[0]) == [
+        ("reason", [ANSWER.text]),
+        ("planner", ["Compute."]),
+    ]
 
 
 def test_an_answer_is_learned_with_the_tools_that_it_had(tmp_path: Path) -> None:
@@ -297,7 +367,10 @@ def test_a_tool_that_is_the_providers_own_has_no_row(tmp_path: Path) -> None:
 
 def test_a_shorter_conversation_is_taught_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
     bad = AIMessage(
-        "", invalid_tool_calls=[{"type": "invalid_tool_call", "id": "x", "name": None, "args": "{", "error": ""}]
+        "",
+        invalid_tool_calls=[
+            {"type": "invalid_tool_call", "id": "x", "name": None, "args": "{", "error": ""}
+        ],
     )
     calls = by("solver", [ASKED], CALLS), by("solver", [ASKED, CALLS, RESULT], bad)
     rows, report = export(tmp_path, run(*calls))
@@ -320,5 +393,8 @@ def test_a_conversation_of_a_hosted_model_is_one_path_of_a_trace(tmp_path: Path)
     report = export_to(tmp_path / "x", [text_run()], "verifiers")
     trace = json.loads((tmp_path / "x").read_text())
     shown = [(node["message"]["role"], node["parent"]) for node in trace["nodes"]]
-    assert shown[:3] == [("user", None), ("assistant", 0), ("tool", 1)] and shown[-1] == ("assistant", 2)
+    assert shown[:3] == [("user", None), ("assistant", 0), ("tool", 1)] and shown[-1] == (
+        "assistant",
+        2,
+    )
     assert [call["node"] for call in trace["calls"]] == [1, 3] and not report.lacking

@@ -1,4 +1,6 @@
-"""Other programs' formats: what is learned from a trajectory is learned from its file, token for token."""
+"""Other programs' formats: what is learned from a trajectory is learned from its file, token for
+token.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def there_and_back(original: Trajectory, name: str, folder: Path) -> list[Trajec
 
 @of_tokens
 @few_and_many
-def test_the_same_is_learned(name: str, examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_same_is_learned(
+    name: str, examples: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     def check(original: Trajectory) -> None:
         assert lint(original) == []
         found = there_and_back(original, name, tmp_path_factory.mktemp("formats"))
@@ -65,20 +69,26 @@ def test_how_a_run_ended(name: str, end: dict[str, Any], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["verifiers", "verifiers-rollouts"])
 def test_a_failure_says_of_what(name: str, tmp_path: Path) -> None:
-    failed = make_trajectory(status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error="KeyError: x")
+    failed = make_trajectory(
+        status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error="KeyError: x"
+    )
     (found,) = there_and_back(failed, name, tmp_path)
     assert (found.status, found.error) == (RunStatus.FAILED, "KeyError: x")
 
 
 def test_a_trajectory_without_tokens_is_counted_with_its_reason(tmp_path: Path) -> None:
-    call = make_call("a", untrainable="the model reports no token ids", token_ids=(), mask=(), logprobs=())
+    call = make_call(
+        "a", untrainable="the model reports no token ids", token_ids=(), mask=(), logprobs=()
+    )
     report = export_to(tmp_path / "x.trl", [make_trajectory(calls=(call,))], "trl")
     assert (report.trajectories, report.rows) == (1, 0)
     assert report.left_out == {"the model reports no token ids": 1}
 
 
 @of_tokens
-def test_a_call_without_its_beginning_is_not_told_as_if_it_had_none(name: str, tmp_path: Path) -> None:
+def test_a_call_without_its_beginning_is_not_told_as_if_it_had_none(
+    name: str, tmp_path: Path
+) -> None:
     broken = make_trajectory(calls=(make_call("b", parent="elsewhere"),))
     report = export_to(tmp_path / "x", [broken, make_trajectory(id="two")], name)
     assert report.left_out == {"its calls extend calls that are not on record": 1}
@@ -90,11 +100,17 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-ROLLOUT = {"prompt_ids": [5, 6], "completion_ids": [7, 8, 9, 2], "logprobs": [-0.5, -0.5, 0.0, -1.0]}
+ROLLOUT = {
+    "prompt_ids": [5, 6],
+    "completion_ids": [7, 8, 9, 2],
+    "logprobs": [-0.5, -0.5, 0.0, -1.0],
+}
 
 
 def test_a_rollout_of_another_program(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", {**ROLLOUT, "env_mask": [1, 1, 0, 1], "reward": 0.5, "policy": "m"})
+    path = write(
+        tmp_path / "x", {**ROLLOUT, "env_mask": [1, 1, 0, 1], "reward": 0.5, "policy": "m"}
+    )
     (found,) = import_from(path, origin=Origin(raw_logprobs=True))
     assert [call.token_ids for call in found.calls] == [(5, 6, 7, 8), (9, 2)]
     assert [call.mask for call in found.calls] == [(False, False, True, True), (False, True)]
@@ -119,8 +135,18 @@ TRACE = {
     "task": {"type": "GSM", "data": {"prompt": "2 + 2?", "answer": "4"}, "key": "k1"},
     "agent": {"config": {"model": "m", "sampling": {"temperature": 1.0}}},
     "nodes": [
-        {"parent": None, "message": {"role": "system", "content": "s"}, "token_ids": [1, 2], "mask": [False, False]},
-        {"parent": 0, "message": {"role": "user", "content": "2 + 2?"}, "token_ids": [3], "mask": [False]},
+        {
+            "parent": None,
+            "message": {"role": "system", "content": "s"},
+            "token_ids": [1, 2],
+            "mask": [False, False],
+        },
+        {
+            "parent": 0,
+            "message": {"role": "user", "content": "2 + 2?"},
+            "token_ids": [3],
+            "mask": [False],
+        },
         {
             "parent": 1,
             "sampled": True,
@@ -151,8 +177,19 @@ TRACE = {
             "logprobs": [-1.0],
         },
     ],
-    "calls": [{"node": 4, "finish_reason": "length", "sampling": {"temperature": 1.0}, "time": {"start": 5, "end": 7}}],
-    "rewards": {"right": {"score": 1.0, "weight": 0.5}, "short": {"score": 1.0, "weight": 0.0}, "late": None},
+    "calls": [
+        {
+            "node": 4,
+            "finish_reason": "length",
+            "sampling": {"temperature": 1.0},
+            "time": {"start": 5, "end": 7},
+        }
+    ],
+    "rewards": {
+        "right": {"score": 1.0, "weight": 0.5},
+        "short": {"score": 1.0, "weight": 0.0},
+        "late": None,
+    },
     "is_completed": True,
     "ok": True,
     "stop_condition": "max_turns",
@@ -165,7 +202,11 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
     asked, answered = found.calls
     assert asked.token_ids == (1, 2, 3, 4, 5, 6)
     assert asked.logprobs == (0.0, 0.0, 0.0, 0.0, -0.5, -0.25)
-    assert (answered.token_ids, answered.mask, answered.parent) == ((7, 8, 9), (False, False, True), asked.id)
+    assert (answered.token_ids, answered.mask, answered.parent) == (
+        (7, 8, 9),
+        (False, False, True),
+        asked.id,
+    )
     assert asked.response["tool_calls"][0]["args"] == {"x": 2}
     assert asked.response["invalid_tool_calls"][0]["args"] == "{"
     assert (answered.finish_reason, answered.started_at, answered.ended_at) == ("length", 5.0, 7.0)
@@ -183,8 +224,15 @@ def test_log_probs_at_another_temperature_are_not_raw(tmp_path: Path) -> None:
 
 def test_a_step_extends_the_one_that_its_prompt_begins_with(tmp_path: Path) -> None:
     def step(prompt: list[int], completion: list[int]) -> dict[str, Any]:
-        tokens = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": [1] * len(completion)}
-        tokens |= {"prompt_mask": [0] * len(prompt), "completion_logprobs": [-0.5] * len(completion)}
+        tokens = {
+            "prompt_ids": prompt,
+            "completion_ids": completion,
+            "completion_mask": [1] * len(completion),
+        }
+        tokens |= {
+            "prompt_mask": [0] * len(prompt),
+            "completion_logprobs": [-0.5] * len(completion),
+        }
         return {"prompt": [], "completion": [], "response": {"model": "m"}, "tokens": tokens}
 
     steps = [step([1, 2], [3]), step([1, 2, 3, 4], [5]), step([1, 9], [6])]
@@ -201,7 +249,10 @@ def test_a_step_extends_the_one_that_its_prompt_begins_with(tmp_path: Path) -> N
     [
         ({**ROLLOUT, "reward": 7.0}, "x:1 is not a valid trajectory: reward-range"),
         ({**ROLLOUT, "logprobs": [3.0] * 4}, "logprob-nonpositive"),
-        ({**ROLLOUT, "env_mask": [1]}, "x:1: completion_ids, env_mask and logprobs are not equally long"),
+        (
+            {**ROLLOUT, "env_mask": [1]},
+            "x:1: completion_ids, env_mask and logprobs are not equally long",
+        ),
         ({**ROLLOUT, "prompt_ids": []}, "root-prompt"),
         ({**TRACE, "version": 2}, "x:1 is a trace of version 2"),
         ({**TRACE, "nodes": [{"parent": 4}]}, "x:1 is not a trace"),
@@ -233,7 +284,9 @@ def test_a_version_1_line_is_read(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_a_rollout_func(tmp_path: Path) -> None:
-    """A path each, cut after its last token to learn; the second of two that share a prefix learns its own end only."""
+    """A path each, cut after its last token to learn; the second of two that share a prefix learns
+    its own end only.
+    """
     first = make_call("a")
     one, other = (make_call(task, parent=first.id, branch_reason=None) for task in "bc")
     export_to(tmp_path / "x", [make_trajectory(calls=(first, one, other))], "trl")

@@ -12,17 +12,27 @@ from hypothesis import strategies as st
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.formats import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
+from hrm_agent.trajectory.formats import (
+    COLUMNS,
+    read_jsonl,
+    read_parquet,
+    write_jsonl,
+    write_parquet,
+)
 from tests.support.properties import few_and_many, holds
 from tests.support.trajectory.samples import make_call, make_trajectory
 
 Write = Callable[[Iterable[Trajectory], Path], int]
 Read = Callable[[Path], Iterator[Trajectory]]
 
-both = pytest.mark.parametrize(("write", "read"), [(write_jsonl, read_jsonl), (write_parquet, read_parquet)])
+both = pytest.mark.parametrize(
+    ("write", "read"), [(write_jsonl, read_jsonl), (write_parquet, read_parquet)]
+)
 
 calls = st.lists(
-    st.tuples(st.integers(0, 2**31 - 1), st.booleans(), st.floats(-(2.0**100), 0.0, width=32)), min_size=1, max_size=30
+    st.tuples(st.integers(0, 2**31 - 1), st.booleans(), st.floats(-(2.0**100), 0.0, width=32)),
+    min_size=1,
+    max_size=30,
 ).map(
     lambda tokens: make_call(
         "task-x",
@@ -35,7 +45,11 @@ calls = st.lists(
 
 @both
 def test_round_trip(write: Write, read: Read, tmp_path: Path) -> None:
-    originals = [make_trajectory(), make_trajectory(id="two", answer="naïve ☃ \u2028 \x00"), make_trajectory(calls=())]
+    originals = [
+        make_trajectory(),
+        make_trajectory(id="two", answer="naïve ☃ \u2028 \x00"),
+        make_trajectory(calls=()),
+    ]
     assert write(originals, tmp_path / "export") == 3
     assert list(read(tmp_path / "export")) == originals
 

@@ -1,4 +1,6 @@
-"""TRL's trainer takes an exported file for what a `rollout_func` returns: tokens, masks, log-probs and rewards."""
+"""TRL's trainer takes an exported file for what a `rollout_func` returns: tokens, masks, log-probs
+and rewards.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_trl_learns_what_is_on_record(tmp_path: Path) -> None:
     inputs = trl_inputs(recorded, trainer)
     for i, whole in enumerate(recorded):
         first, second = whole.calls
-        prompt = [token for token, sampled in zip(first.token_ids, first.mask, strict=True) if not sampled]
+        prompt = [
+            token for token, sampled in zip(first.token_ids, first.mask, strict=True) if not sampled
+        ]
         assert inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist() == prompt
         kept = inputs["completion_mask"][i].bool()
         completion = [*first.token_ids[len(prompt) :], *second.token_ids]

@@ -17,7 +17,13 @@ from tests.support.trajectory.samples import make_trajectory
 from tests.trajectory.formats.test_chat import ANSWER, ASKED, run, said
 
 SYSTEM = SystemMessage("Compute.")
-TASK = TaskRef(id="t", family="sums", prompt=ASKED.text, answer="42", metadata={"ability": "math", "split": "test"})
+TASK = TaskRef(
+    id="t",
+    family="sums",
+    prompt=ASKED.text,
+    answer="42",
+    metadata={"ability": "math", "split": "test"},
+)
 TEXT = Value("string")
 
 
@@ -26,7 +32,10 @@ def test_a_row_is_a_task(tmp_path: Path) -> None:
     runs = [run(asked, task=TASK), make_trajectory(), make_trajectory(id="again"), run(asked)]
     report = export_to(tmp_path / "x.parquet", runs, "verl", RequestHints())
     assert (report.trajectories, report.rows) == (4, 2)
-    assert report.left_out == {"another run of a task that has a row": 1, "the task has no reference answer": 1}
+    assert report.left_out == {
+        "another run of a task that has a row": 1,
+        "the task has no reference answer": 1,
+    }
     first, second = pd.read_parquet(tmp_path / "x.parquet").to_dict("records")
     assert list(first["prompt"]) == [
         {"role": "system", "content": "Compute."},
@@ -36,7 +45,11 @@ def test_a_row_is_a_task(tmp_path: Path) -> None:
     assert (first["data_source"], first["ability"]) == ("sums", "math")
     assert (first["extra_info"]["split"], first["extra_info"]["index"]) == ("test", 0)
     assert list(second["prompt"]) == [{"role": "user", "content": "What is 17 + 25?"}]
-    assert (second["ability"], second["extra_info"]["index"], second["extra_info"]["split"]) == ("agent", 1, "train")
+    assert (second["ability"], second["extra_info"]["index"], second["extra_info"]["split"]) == (
+        "agent",
+        1,
+        "train",
+    )
     assert json.loads(second["extra_info"]["metadata"]) == {"n": 2}
 
 
@@ -57,7 +70,9 @@ def test_the_types_are_those_that_datasets_reads(tmp_path: Path) -> None:
         },
     }
     files = str(tmp_path / "x.parquet")
-    loaded = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    loaded = load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
+    )
     assert isinstance(loaded, Dataset)
     assert loaded.features == Features(expected)
     assert loaded[0]["reward_model"]["ground_truth"] == "42"

@@ -16,7 +16,16 @@ from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, con
 from hrm_agent.trajectory.formats.shared.reported import usage_of
 from hrm_agent.trajectory.words import thoughts_of
 from tests.support.trajectory.samples import make_tool_call
-from tests.trajectory.formats.test_chat import ANSWER, ASKED, CALLS, OFFERED, PYTHON, RESULT, run, said
+from tests.trajectory.formats.test_chat import (
+    ANSWER,
+    ASKED,
+    CALLS,
+    OFFERED,
+    PYTHON,
+    RESULT,
+    run,
+    said,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
 KNOWN = RequestHints(tools=(PYTHON,))
@@ -24,7 +33,9 @@ READ_BACK = [name for name, one in FORMATS.items() if one.read and (one.rows or 
 
 
 def sample() -> Trajectory:
-    """Two tempered calls with a tool call between them; every field that a row of the table asks for has a value."""
+    """Two tempered calls with a tool call between them; every field that a row of the table asks
+    for has a value.
+    """
     usage = {"input_tokens": 20, "output_tokens": 5, "total_tokens": 25}
     reported = AIMessage(
         ANSWER.text,
@@ -39,7 +50,16 @@ def sample() -> Trajectory:
     }
     first = said("a", [ASKED], CALLS, asked=[ASKED], **tempered)
     whole = [ASKED, CALLS, RESULT]
-    second = said("b", whole, reported, asked=whole, parent=first.id, started_at=102.0, ended_at=103.0, **tempered)
+    second = said(
+        "b",
+        whole,
+        reported,
+        asked=whole,
+        parent=first.id,
+        started_at=102.0,
+        ended_at=103.0,
+        **tempered,
+    )
     before = TurnEnd(status="completed", stop_reason="answer")
     return run(
         first,
@@ -60,11 +80,16 @@ def of_calls(*fields: str) -> Callable[[Trajectory], Any]:
 def sent(one: Trajectory) -> list[list[str]] | None:
     """What each call was sent, as far as it is proved."""
     found = [conversation_of(call, one, KNOWN) for call in one.calls]
-    return [[m.type for m in each.messages] for each in found if isinstance(each, ConversationOfCall)]
+    return [
+        [m.type for m in each.messages] for each in found if isinstance(each, ConversationOfCall)
+    ]
 
 
 def said_by_the_model(one: Trajectory) -> list[Any]:
-    return [(call.response["content"], [c["args"] for c in call.response["tool_calls"]]) for call in one.calls]
+    return [
+        (call.response["content"], [c["args"] for c in call.response["tool_calls"]])
+        for call in one.calls
+    ]
 
 
 def fields(*names: str) -> Callable[[Trajectory], Any]:
@@ -85,7 +110,10 @@ ROWS: dict[str, Callable[[Trajectory], Any]] = {
     "id of the run": fields("run_id"),
     "thread, graph, sample index": fields("thread_id", "graph", "sample_index"),
     "policy": fields("policy"),
-    "versions of the policy": lambda one: [one.policy_version, *(call.policy_version for call in one.calls)],
+    "versions of the policy": lambda one: [
+        one.policy_version,
+        *(call.policy_version for call in one.calls),
+    ],
     "id and prompt of the task": lambda one: (one.task.id, one.task.prompt),
     "family and reference answer": lambda one: (one.task.family, one.task.answer),
     "metadata of the task": lambda one: one.task.metadata,
@@ -114,7 +142,8 @@ def table() -> list[list[str]]:
     """Rows of the page's table with a column for each format that is read back."""
     text = PAGE.read_text(encoding="utf-8").partition("## What comes back")[2].partition("\n## ")[0]
     return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
     ]
 
 
@@ -124,7 +153,9 @@ def test_the_table_has_every_format_and_every_row(table: list[list[str]]) -> Non
 
 
 @pytest.mark.parametrize("name", READ_BACK)
-def test_what_is_kept_is_what_the_page_says(name: str, table: list[list[str]], tmp_path: Path) -> None:
+def test_what_is_kept_is_what_the_page_says(
+    name: str, table: list[list[str]], tmp_path: Path
+) -> None:
     column = table[0].index(f"`{name}`")
     written = {row[0]: row[column] == "yes" for row in table[2:]}
     assert measured(name, tmp_path) == written

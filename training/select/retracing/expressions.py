@@ -1,4 +1,5 @@
-"""Expressions of a snippet, retraced without running it: `hrm_agent.training.select.retracing.sessions` says what for.
+"""Expressions of a snippet, retraced without running it:
+`hrm_agent.training.select.retracing.sessions` says what for.
 
 Only functions of `hrm_agent.training.select.retracing.given` are called, on small data.
 """
@@ -27,7 +28,19 @@ from hrm_agent.training.select.retracing.values import (
 
 __all__ = ["Expressions"]
 
-_CHANGE = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "reverse", "sort", "update"}
+_CHANGE = {
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "pop",
+    "remove",
+    "reverse",
+    "sort",
+    "update",
+}
 _WRITE = {"write", "writelines"}
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -89,12 +102,15 @@ class Expressions(Objects):
         if not (left.is_known and right.is_known):
             return Value(kind)
         found = self.applied(OPERATORS.get(type(op), operator.add), [left, right])
-        calculates = isinstance(left.known, (int, float, complex)) and isinstance(right.known, (int, float, complex))
+        calculates = isinstance(left.known, (int, float, complex)) and isinstance(
+            right.known, (int, float, complex)
+        )
         if calculates and not is_step(op, left, right):
             return Value(max(kind, CALCULATED), found.known)
         return Value(kind, found.known)
 
-    # --- by node ------------------------------------------------------------------------------------------------------
+    # --- by node
+    # ------------------------------------------------------------------------------------------------------
 
     def _constant(self, node: ast.Constant) -> Value:
         return Value(GIVEN, node.value)
@@ -125,9 +141,15 @@ class Expressions(Objects):
 
     def _compare(self, node: ast.Compare) -> Value:
         values = [self.value(each) for each in (node.left, *node.comparators)]
-        found = [self.applied(_COMPARE[type(op)], pair) for op, *pair in zip(node.ops, values, values[1:])]  # noqa: B905
+        found = [
+            self.applied(_COMPARE[type(op)], pair)
+            for op, *pair in zip(node.ops, values, values[1:])  # noqa: B905
+        ]
         kind = max(each.kind for each in values)
-        return Value(kind, all(each.known for each in found) if all(each.is_known for each in found) else UNKNOWN)
+        return Value(
+            kind,
+            all(each.known for each in found) if all(each.is_known for each in found) else UNKNOWN,
+        )
 
     def _either(self, node: ast.IfExp) -> Value:
         test = self.value(node.test)
@@ -139,7 +161,11 @@ class Expressions(Objects):
     def _sequence(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
         values: list[Value] = []
         for each in node.elts:
-            values += self.items(self.value(each.value)) if isinstance(each, ast.Starred) else [self.value(each)]
+            values += (
+                self.items(self.value(each.value))
+                if isinstance(each, ast.Starred)
+                else [self.value(each)]
+            )
         kind = max((each.kind for each in values), default=GIVEN)
         if not all(each.is_known for each in values):
             return Value(kind)
@@ -152,11 +178,19 @@ class Expressions(Objects):
         kind = max((each.kind for each in (*keys, *values)), default=GIVEN)
         if not all(each.is_known for each in (*keys, *values)):
             return Value(kind)
-        return collected(dict, [(key.known, each.known) for key, each in zip(keys, values, strict=True)], kind)
+        return collected(
+            dict, [(key.known, each.known) for key, each in zip(keys, values, strict=True)], kind
+        )
 
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> Value:
         values: list[Value] = []
-        element = ast.Tuple([node.key, node.value], ast.Load()) if isinstance(node, ast.DictComp) else node.elt
+        element = (
+            ast.Tuple([node.key, node.value], ast.Load())
+            if isinstance(node, ast.DictComp)
+            else node.elt
+        )
         self.scopes.append({})
         before = self.control
         self._generate(element, node.generators, values)
@@ -165,7 +199,13 @@ class Expressions(Objects):
         kind = max([GIVEN, *(each.kind for each in values), *self._conditions(node)])
         if not all(each.is_known for each in values):
             return Value(kind)
-        make = set if isinstance(node, ast.SetComp) else dict if isinstance(node, ast.DictComp) else list
+        make = (
+            set
+            if isinstance(node, ast.SetComp)
+            else dict
+            if isinstance(node, ast.DictComp)
+            else list
+        )
         return collected(make, [each.known for each in values], kind)
 
     def _conditions(self, node: Any) -> Iterator[int]:
@@ -173,7 +213,9 @@ class Expressions(Objects):
         if any(generator.ifs for generator in node.generators):
             yield CALCULATED
 
-    def _generate(self, element: ast.expr, generators: Sequence[ast.comprehension], found: list[Value]) -> None:
+    def _generate(
+        self, element: ast.expr, generators: Sequence[ast.comprehension], found: list[Value]
+    ) -> None:
         if not generators:
             value = self.value(element)
             found.append(value if value.kind >= self.control else Value(self.control, value.known))
@@ -208,10 +250,18 @@ class Expressions(Objects):
 
     def _slice(self, node: ast.Slice) -> Value:
         ends = [
-            self.value(each) if each is not None else Value(GIVEN, None) for each in (node.lower, node.upper, node.step)
+            self.value(each) if each is not None else Value(GIVEN, None)
+            for each in (node.lower, node.upper, node.step)
         ]
         kind = max(each.kind for each in ends)
-        return Value(kind, slice(*(each.known for each in ends)) if all(each.is_known for each in ends) else UNKNOWN)
+        return Value(
+            kind,
+            (
+                slice(*(each.known for each in ends))
+                if all(each.is_known for each in ends)
+                else UNKNOWN
+            ),
+        )
 
     def _lambda(self, node: ast.Lambda) -> Value:
         return Value(GIVEN, Function(node, list(self.scopes)))
@@ -221,15 +271,24 @@ class Expressions(Objects):
         self.bind(node.target, value)
         return value
 
-    # --- calls --------------------------------------------------------------------------------------------------------
+    # --- calls
+    # --------------------------------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Value:
         args: list[Value] = []
         for each in node.args:
-            args += self.items(self.value(each.value)) if isinstance(each, ast.Starred) else [self.value(each)]
+            args += (
+                self.items(self.value(each.value))
+                if isinstance(each, ast.Starred)
+                else [self.value(each)]
+            )
         keywords = {each.arg or "**": self.value(each.value) for each in node.keywords}
         if not isinstance(node.func, ast.Attribute):
-            if isinstance(node.func, ast.Name) and node.func.id == "print" and self._name(node.func).known is UNKNOWN:
+            if (
+                isinstance(node.func, ast.Name)
+                and node.func.id == "print"
+                and self._name(node.func).known is UNKNOWN
+            ):
                 return self._print(args, keywords)
             return self.invoke(self.value(node.func), args, keywords)
         base, name = self.value(node.func.value), node.func.attr

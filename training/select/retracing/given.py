@@ -1,7 +1,9 @@
-"""Python's own functions that make nothing new of what is given, and bounds within which they may be called here.
+"""Python's own functions that make nothing new of what is given, and bounds within which they may
+be called here.
 
-What a policy wrote decides the arguments, in the trainer's process: all are plain data, and small enough for the result
-to be small. What is refused here is no less allowed in the sandbox; it is only not retraced.
+What a policy wrote decides the arguments, in the trainer's process: all are plain data, and small
+enough for the result to be small. What is refused here is no less allowed in the sandbox; it is
+only not retraced.
 """
 
 from __future__ import annotations
@@ -38,27 +40,105 @@ __all__ = [
 
 NOISE = frozenset(
     {
-        *("ctypes", "datetime.now", "gc", "getpass", "hashlib", "importlib", "inspect", "locale", "logging"),
-        *("multiprocessing", "os", "platform", "random", "resource", "secrets", "shutil", "signal", "site", "socket"),
-        *("subprocess", "sys", "sysconfig", "tempfile", "this", "threading", "time", "traceback", "uuid", "warnings"),
+        *(
+            "ctypes",
+            "datetime.now",
+            "gc",
+            "getpass",
+            "hashlib",
+            "importlib",
+            "inspect",
+            "locale",
+            "logging",
+        ),
+        *(
+            "multiprocessing",
+            "os",
+            "platform",
+            "random",
+            "resource",
+            "secrets",
+            "shutil",
+            "signal",
+            "site",
+            "socket",
+        ),
+        *(
+            "subprocess",
+            "sys",
+            "sysconfig",
+            "tempfile",
+            "this",
+            "threading",
+            "time",
+            "traceback",
+            "uuid",
+            "warnings",
+        ),
     }
 )
 """Modules that tell of the machine, of the moment, or of chance."""
 WRITERS = frozenset(
     {
         *("calendar.day_abbr", "calendar.day_name", "calendar.month_abbr", "calendar.month_name"),
-        *("collections.Counter", "collections.namedtuple", "contextlib", "copy", "dataclasses", "difflib", "enum"),
-        *("functools", "html", "io", "keyword", "pickle", "pprint", "re", "string", "struct", "textwrap", "timeit"),
+        *(
+            "collections.Counter",
+            "collections.namedtuple",
+            "contextlib",
+            "copy",
+            "dataclasses",
+            "difflib",
+            "enum",
+        ),
+        *(
+            "functools",
+            "html",
+            "io",
+            "keyword",
+            "pickle",
+            "pprint",
+            "re",
+            "string",
+            "struct",
+            "textwrap",
+            "timeit",
+        ),
         *("types", "unicodedata", "zlib"),
     }
 )
 """Modules, and functions of some, that write what they are given otherwise, or choose from it."""
 NOISY_ATTRIBUTES = frozenset(
-    {"absolute", "cwd", "exists", "home", "is_dir", "is_file", "iterdir", "now", "resolve", "stat", "today", "utcnow"}
+    {
+        "absolute",
+        "cwd",
+        "exists",
+        "home",
+        "is_dir",
+        "is_file",
+        "iterdir",
+        "now",
+        "resolve",
+        "stat",
+        "today",
+        "utcnow",
+    }
 )
 """Attributes that do, of whatever object."""
 _NAMES = (
-    *("abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "complex", "dict"),
+    *(
+        "abs",
+        "all",
+        "any",
+        "ascii",
+        "bin",
+        "bool",
+        "bytearray",
+        "bytes",
+        "callable",
+        "chr",
+        "complex",
+        "dict",
+    ),
     *(
         "divmod",
         "enumerate",
@@ -75,7 +155,22 @@ _NAMES = (
         "map",
         "max",
     ),
-    *("min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"),
+    *(
+        "min",
+        "next",
+        "oct",
+        "ord",
+        "pow",
+        "range",
+        "repr",
+        "reversed",
+        "round",
+        "set",
+        "slice",
+        "sorted",
+        "str",
+        "sum",
+    ),
     *("tuple", "zip"),
 )
 FUNCTIONS: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
@@ -83,15 +178,24 @@ FUNCTIONS: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
 MODULES: dict[str, dict[str, Any]] = {
     "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_")},
     "string": {name: value for name, value in vars(string).items() if isinstance(value, str)},
-    "base64": {name: getattr(base64, name) for name in ("b16decode", "b32decode", "b64decode", "b64encode")},
-    "binascii": {name: getattr(binascii, name) for name in ("a2b_hex", "b2a_hex", "hexlify", "unhexlify")},
+    "base64": {
+        name: getattr(base64, name) for name in ("b16decode", "b32decode", "b64decode", "b64encode")
+    },
+    "binascii": {
+        name: getattr(binascii, name) for name in ("a2b_hex", "b2a_hex", "hexlify", "unhexlify")
+    },
     "codecs": {name: getattr(codecs, name) for name in ("decode", "encode")},
     "json": {name: getattr(json, name) for name in ("dumps", "loads")},
     "html": {name: getattr(html, name) for name in ("escape", "unescape")},
     "functools": {"reduce": functools.reduce},
-    "itertools": {name: getattr(itertools, name) for name in dir(itertools) if not name.startswith("_")},
+    "itertools": {
+        name: getattr(itertools, name) for name in dir(itertools) if not name.startswith("_")
+    },
     "ast": {"literal_eval": ast.literal_eval},
-    "operator": {name: getattr(operator, name) for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")},
+    "operator": {
+        name: getattr(operator, name)
+        for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")
+    },
 }
 """Modules of which something is called or read; all else of them is unknown."""
 CALCULATES: frozenset[Any] = frozenset(
@@ -111,10 +215,13 @@ CALCULATES: frozenset[Any] = frozenset(
 ) | frozenset(
     value
     for name, value in MODULES["math"].items()
-    if callable(value) and name not in ("ceil", "copysign", "fabs", "floor", "isfinite", "isinf", "isnan", "trunc")
+    if callable(value)
+    and name not in ("ceil", "copysign", "fabs", "floor", "isfinite", "isinf", "isnan", "trunc")
 )
 """Functions whose result may be new; the others only choose, count, or write otherwise."""
-REWRITES: frozenset[Any] = frozenset({ascii, bool, bytes, float, format, int, list, repr, str, tuple})
+REWRITES: frozenset[Any] = frozenset(
+    {ascii, bool, bytes, float, format, int, list, repr, str, tuple}
+)
 """Functions that give the same in another form."""
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -135,11 +242,42 @@ _ATOMS = (float, complex, type(None), slice, type)
 _WIDENS = re.compile(r"\d{4}|\*|\{[^}]*\{")
 """In a format: a width of four figures, or one that an argument gives."""
 _OF_NUMBERS = {
-    *("abs", "add", "and_", "bin", "bool", "complex", "divmod", "float", "floordiv", "hex", "int", "is_integer", "len"),
-    *("list", "max", "min", "mod", "mul", "oct", "or_", "ord", "repr", "round", "rshift", "set", "sorted", "str"),
+    *(
+        "abs",
+        "add",
+        "and_",
+        "bin",
+        "bool",
+        "complex",
+        "divmod",
+        "float",
+        "floordiv",
+        "hex",
+        "int",
+        "is_integer",
+        "len",
+    ),
+    *(
+        "list",
+        "max",
+        "min",
+        "mod",
+        "mul",
+        "oct",
+        "or_",
+        "ord",
+        "repr",
+        "round",
+        "rshift",
+        "set",
+        "sorted",
+        "str",
+    ),
     *("sub", "sum", "truediv", "tuple", "xor"),
 }
-"""Functions whose result is not much larger than their arguments, however large a number among them is."""
+"""Functions whose result is not much larger than their arguments, however large a number among them
+is.
+"""
 _MOST_CHARACTERS = 2000
 _MOST_ITEMS = 1000
 _MOST_BITS = 512
@@ -202,24 +340,41 @@ def apply(function: Any, args: Sequence[Any], keywords: Mapping[str, Any] = {}) 
 
 def _is_bounded(function: Any, own: Any, values: Sequence[Any]) -> bool:
     name: str = getattr(function, "__name__", "")
-    pattern = own if name == "format" and isinstance(own, str) else values[-1] if function is format else None
+    pattern = (
+        own
+        if name == "format" and isinstance(own, str)
+        else values[-1]
+        if function is format
+        else None
+    )
     if name == "mod" and isinstance(values[0], (str, bytes)):
         pattern = str(values[0])
     if pattern is not None:
         return not _WIDENS.search(str(pattern))
     if name in ("pow", "lshift"):
-        return len(values) == 2 and isinstance(values[1], int | float) and abs(values[1]) <= _MOST_EXPONENT
-    if name in ("decode", "encode") and not isinstance(own, _METHODS_OF):  # bz2 and zip make much of little
+        return (
+            len(values) == 2
+            and isinstance(values[1], int | float)
+            and abs(values[1]) <= _MOST_EXPONENT
+        )
+    # bz2 and zip make much of little
+    if name in ("decode", "encode") and not isinstance(own, _METHODS_OF):
         return values[-1] in ("ascii", "base64", "hex", "rot13", "rot_13", "utf-8", "utf8")
-    if any(each in (bytes, bytearray) for each in values if isinstance(each, type)):  # called on numbers within
+    # called on numbers within
+    if any(each in (bytes, bytearray) for each in values if isinstance(each, type)):
         return function is isinstance
     if function is itertools.product:
-        return len(values) * math.prod(abs(each) for each in values if isinstance(each, int)) <= _MOST_ITEMS
+        return (
+            len(values) * math.prod(abs(each) for each in values if isinstance(each, int))
+            <= _MOST_ITEMS
+        )
     if name in ("replace", "join"):
         return sum(map(_length, values)) * (1 + _length(own)) <= 100 * _MOST_CHARACTERS
     if name == "mul" and any(map(_length, values)):
         return all(abs(each) <= _MOST_ITEMS for each in values if isinstance(each, int))
-    return name in _OF_NUMBERS or all(abs(each) <= _MOST_ITEMS for each in values if isinstance(each, int))
+    return name in _OF_NUMBERS or all(
+        abs(each) <= _MOST_ITEMS for each in values if isinstance(each, int)
+    )
 
 
 def _length(value: Any) -> int:

@@ -1,4 +1,6 @@
-"""Objects of a session that is retraced: their attributes, what is called of them, and what changes them."""
+"""Objects of a session that is retraced: their attributes, what is called of them, and what changes
+them.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class Objects(ABC):
         if bound is not None:
             return Value(base.kind, bound)
         numeric = isinstance(known, (int, float, complex)) and name in ("real", "imag")
-        return Value(base.kind, getattr(known, name)) if numeric else Value(max(base.kind, CALCULATED))
+        return (
+            Value(base.kind, getattr(known, name)) if numeric else Value(max(base.kind, CALCULATED))
+        )
 
     def invoke(self, function: Value, args: list[Value], keywords: dict[str, Value]) -> Value:
         """`function(*args, **keywords)`."""
@@ -111,7 +115,9 @@ class Objects(ABC):
             return args[0]
         if known is UNKNOWN:
             values = [*args, *keywords.values()]
-            return Value(max(highest(function, *values), READ if self._reads(None, values) else GIVEN))
+            return Value(
+                max(highest(function, *values), READ if self._reads(None, values) else GIVEN)
+            )
         if not callable(known):
             return Value(max(CALCULATED, highest(function, *args)))
         found = self.applied(known, args, keywords)
@@ -123,9 +129,14 @@ class Objects(ABC):
         for item in self.items(items):
             value = self.invoke(function, [item], {}) if function.known is not None else item
             kind = max(kind, value.kind)
-            values += [value] if not chooses else [item] if not value.is_known or value.known else []
+            values += (
+                [value] if not chooses else [item] if not value.is_known or value.known else []
+            )
         known = all(each.is_known for each in values)
-        return Value(max(kind, CALCULATED) if chooses else kind, [each.known for each in values] if known else UNKNOWN)
+        return Value(
+            max(kind, CALCULATED) if chooses else kind,
+            [each.known for each in values] if known else UNKNOWN,
+        )
 
     def _folded(self, function: Value, items: list[Value]) -> Value:
         found, *rest = items or [Value(GIVEN)]
@@ -137,9 +148,14 @@ class Objects(ABC):
         spec = function.node.args
         names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
         local = {
-            each.arg: Value(CALCULATED) for each in (*spec.kwonlyargs, spec.vararg, spec.kwarg) if each is not None
+            each.arg: Value(CALCULATED)
+            for each in (*spec.kwonlyargs, spec.vararg, spec.kwarg)
+            if each is not None
         }
-        local |= {name: self.value(each) for name, each in zip(names[::-1], spec.defaults[::-1], strict=False)}
+        local |= {
+            name: self.value(each)
+            for name, each in zip(names[::-1], spec.defaults[::-1], strict=False)
+        }
         local |= dict(zip(names, args, strict=False)) | keywords
         if spec.vararg is not None and all(each.is_known for each in args):
             rest = args[len(names) :]
@@ -156,13 +172,19 @@ class Objects(ABC):
     def change(self, base: Value, name: str, args: list[Value]) -> Value:
         """A method that changes the object it is called on."""
         base.kind, base.own_word = max([base.kind, self.control, *(each.kind for each in args)]), ""
-        change = getattr(base.known, name, None) if isinstance(base.known, (bytearray, dict, list, set)) else None
+        change = (
+            getattr(base.known, name, None)
+            if isinstance(base.known, (bytearray, dict, list, set))
+            else None
+        )
         if change is None or not all(each.is_known for each in args):
             base.known = UNKNOWN
             return Value(base.kind)
         return self.applied(change, args)
 
-    def applied(self, function: Any, args: Sequence[Value], keywords: dict[str, Value] | None = None) -> Value:
+    def applied(
+        self, function: Any, args: Sequence[Value], keywords: dict[str, Value] | None = None
+    ) -> Value:
         every = [*args, *(keywords or {}).values()]
         kind = max(highest(*every), READ if self._reads(function, every) else GIVEN)
         if function in CALCULATES:

@@ -1,18 +1,20 @@
 """Retraces the output of a session's snippets, by an interpreter that works nothing out.
 
-A policy can pad a rollout with calls that show what it wrote itself. How they are written has no end (`print('ok')`,
-`if True: print('ok')`, a variable of an earlier call, `chr(111) + chr(107)`, a function that returns it), so each
-snippet is followed: literals, what is made of them by writing them otherwise, choosing among them or counting them,
-through variables, branches, loops and functions of the session. A value is of one of four kinds:
+A policy can pad a rollout with calls that show what it wrote itself. How they are written has no
+end (`print('ok')`, `if True: print('ok')`, a variable of an earlier call, `chr(111) + chr(107)`, a
+function that returns it), so each snippet is followed: literals, what is made of them by writing
+them otherwise, choosing among them or counting them, through variables, branches, loops and
+functions of the session. A value is of one of four kinds:
 
-* *given*: it stands in the code, or follows from that as above; a step of one (`n + 1`); a comparison of such. Where it
-  is unknown, too, it is noise: it tells of the machine, the moment or chance.
+* *given*: it stands in the code, or follows from that as above; a step of one (`n + 1`); a
+  comparison of such. Where it is unknown, too, it is noise: it tells of the machine, the moment or
+  chance.
 * *calculated*: by arithmetic, under a condition on such, or by something that is not retraced.
 * *read*: found out about words or lists of the problem, as by `'strawberry'.count('r')`.
 * *long*: by a loop that took longer than could be followed.
 
-Nothing of the snippet is run: only functions of `hrm_agent.training.select.retracing.given` are, on small data. Each snippet has
-a budget of steps, so that a hostile one costs some milliseconds.
+Nothing of the snippet is run: only functions of `hrm_agent.training.select.retracing.given` are, on
+small data. Each snippet has a budget of steps, so that a hostile one costs some milliseconds.
 """
 
 from __future__ import annotations
@@ -61,7 +63,13 @@ class Retraced:
     __slots__ = ("certain", "given", "kept", "long", "shown")
 
     def __init__(
-        self, shown: list[Value], given: list[Value], kept: frozenset[str], *, long: bool, certain: bool
+        self,
+        shown: list[Value],
+        given: list[Value],
+        kept: frozenset[str],
+        *,
+        long: bool,
+        certain: bool,
     ) -> None:
         self.shown = shown
         self.given = given
@@ -85,24 +93,42 @@ class SessionValues(Expressions):
         self._given: list[Value] = []
 
     def follow(self, code: str, kept_among: Iterable[str] = ()) -> Retraced | None:
-        """The next call; None for one that cannot be read. `kept_among`: names to be looked at for `kept`."""
+        """The next call; None for one that cannot be read. `kept_among`: names to be looked at for
+        `kept`.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 body = ast.parse(code).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        self.shown, self.steps, self.depth, self.control, self._certain = [], _MOST_STEPS, 0, GIVEN, True
+        self.shown, self.steps, self.depth, self.control, self._certain = (
+            [],
+            _MOST_STEPS,
+            0,
+            GIVEN,
+            True,
+        )
         self._given, self.scopes = [], [self._names]
-        before = {name: (value, _image(value)) for name in kept_among if (value := self._names.get(name)) is not None}
+        before = {
+            name: (value, _image(value))
+            for name in kept_among
+            if (value := self._names.get(name)) is not None
+        }
         for statement in body:
             self._follow(statement, last=statement is body[-1])
-        kept = (name for name, (value, image) in before.items() if _is_kept(self._names.get(name), value, image))
+        kept = (
+            name
+            for name, (value, image) in before.items()
+            if _is_kept(self._names.get(name), value, image)
+        )
         long = self.steps < _MOST_STEPS - _MANY_STEPS
         return Retraced(self.shown, self._given, frozenset(kept), long=long, certain=self._certain)
 
     def _follow(self, statement: ast.stmt, *, last: bool) -> None:
-        """A statement of the snippet itself. Names that one sets which takes too long are unknown after it."""
+        """A statement of the snippet itself. Names that one sets which takes too long are unknown
+        after it.
+        """
         before = len(self.shown)
         try:
             if last and isinstance(statement, ast.Expr):
@@ -136,7 +162,8 @@ class SessionValues(Expressions):
             return left.value
         return Value(GIVEN, None)
 
-    # --- statements ---------------------------------------------------------------------------------------------------
+    # --- statements
+    # ---------------------------------------------------------------------------------------------------
 
     def _block(self, body: Sequence[ast.stmt], condition: Value | None = None) -> None:
         """Statements, and the condition under which they are reached."""
@@ -167,12 +194,17 @@ class SessionValues(Expressions):
             self.bind(node.target, self.value(node.value))
 
     def _augmented(self, node: ast.AugAssign) -> None:
-        self.bind(node.target, self.operate(node.op, self.value(node.target), self.value(node.value)))
+        self.bind(
+            node.target, self.operate(node.op, self.value(node.target), self.value(node.value))
+        )
 
     def _if(self, node: ast.If) -> None:
         test = self.value(node.test)
         self._certain &= test.is_known
-        for body, reached in ((node.body, not test.is_known or test.known), (node.orelse, not test.known)):
+        for body, reached in (
+            (node.body, not test.is_known or test.known),
+            (node.orelse, not test.known),
+        ):
             if reached or not test.is_known:
                 self._block(body, test)
 
@@ -195,7 +227,9 @@ class SessionValues(Expressions):
                 raise TooLong
 
     def _round(self, node: ast.For | ast.While, condition: Value) -> bool:
-        """One round of a loop: whether another one follows. Where it ends by a condition, that says what was found."""
+        """One round of a loop: whether another one follows. Where it ends by a condition, that says
+        what was found.
+        """
         try:
             self._block(node.body, condition)
         except _Leave as left:
@@ -225,15 +259,21 @@ class SessionValues(Expressions):
         self._block(node.body)
 
     def _define(self, node: ast.FunctionDef) -> None:
-        if node.decorator_list or any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node)):
+        if node.decorator_list or any(
+            isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node)
+        ):
             return self._opaque(node)
         self.scopes[-1][node.name] = Value(GIVEN, Function(node, list(self.scopes)))
         return None
 
     def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
         """It is not followed; what stands in it is noted, and what follows from that."""
-        self.scopes[-1][node.name] = Value(CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else "")
-        for each in islice((each for each in ast.walk(node) if isinstance(each, _MADE)), _MOST_MADE):
+        self.scopes[-1][node.name] = Value(
+            CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else ""
+        )
+        for each in islice(
+            (each for each in ast.walk(node) if isinstance(each, _MADE)), _MOST_MADE
+        ):
             value = self.value(each)
             self._given += [value] if value.kind == GIVEN else []
 
@@ -287,13 +327,19 @@ def _module(name: str) -> Value:
 
 
 def _stored(node: ast.stmt) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return {
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
 
 
 def _image(value: Value) -> Any:
     """Equal for equal objects, whatever becomes of them."""
     known = value.known
-    if not value.is_known or not (callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)):
+    if not value.is_known or not (
+        callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)
+    ):
         return UNKNOWN
     return repr(known)
 

@@ -36,7 +36,9 @@ FAILS = (Exception,)
 
 
 class Value:
-    """Knowledge of one object of the session. All names of the object share it, so that each sees a change."""
+    """Knowledge of one object of the session. All names of the object share it, so that each sees a
+    change.
+    """
 
     __slots__ = ("kind", "known", "own_word")
 
@@ -44,7 +46,9 @@ class Value:
         self.kind = kind
         self.known = known
         self.own_word = own_word
-        """`class` for a class of the session, `module` for something of a module: shown as it is, it tells nothing."""
+        """`class` for a class of the session, `module` for something of a module: shown as it is,
+        it tells nothing.
+        """
 
     @property
     def is_known(self) -> bool:
@@ -52,9 +56,15 @@ class Value:
 
     @property
     def is_noise(self) -> bool:
-        """True if it says nothing of a problem, whatever it is: of the machine, or a function, class or module."""
+        """True if it says nothing of a problem, whatever it is: of the machine, or a function,
+        class or module.
+        """
         known = self.known
-        return (known is UNKNOWN and self.kind == GIVEN) or isinstance(known, (Function, Module)) or callable(known)
+        return (
+            (known is UNKNOWN and self.kind == GIVEN)
+            or isinstance(known, (Function, Module))
+            or callable(known)
+        )
 
 
 Scopes = list[dict[str, Value]]
@@ -105,13 +115,19 @@ def _is(value: Value, number: int) -> bool:
 
 
 def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
-    """The operand that `left op right` is equal to, or 0 or 1, where no arithmetic is needed to tell."""
+    """The operand that `left op right` is equal to, or 0 or 1, where no arithmetic is needed to
+    tell.
+    """
     numbers = not any(isinstance(each.known, (str, bytes, list, tuple)) for each in (left, right))
-    equal = left is right or (isinstance(left.known, (int, float)) and numbers and left.known == right.known)
+    equal = left is right or (
+        isinstance(left.known, (int, float)) and numbers and left.known == right.known
+    )
     match op:
         case ast.Add() | ast.Mult() if _is(left, int(isinstance(op, ast.Mult))):
             return right
-        case ast.Add() | ast.Sub() | ast.BitOr() | ast.BitXor() | ast.LShift() | ast.RShift() if _is(right, 0):
+        case ast.Add() | ast.Sub() | ast.BitOr() | ast.BitXor() | ast.LShift() | ast.RShift() if (
+            _is(right, 0)
+        ):
             return left
         case ast.Mult() | ast.Div() | ast.FloorDiv() | ast.Pow() if _is(right, 1):
             return left
@@ -129,4 +145,6 @@ def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
 
 def is_step(op: ast.operator, left: Value, right: Value) -> bool:
     """True if it counts on or back by one."""
-    return isinstance(op, (ast.Add, ast.Sub)) and (_is(right, 1) or (_is(left, 1) and isinstance(op, ast.Add)))
+    return isinstance(op, (ast.Add, ast.Sub)) and (
+        _is(right, 1) or (_is(left, 1) and isinstance(op, ast.Add))
+    )

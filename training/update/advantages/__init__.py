@@ -1,12 +1,20 @@
-"""Advantages of rollouts (`by_group`), and the credit of a rollout's calls (`credit_by_name`): two registries.
+"""Advantages of rollouts (`by_group`), and the credit of a rollout's calls (`credit_by_name`): two
+registries.
 
-An *estimator* makes a number for each kept rollout of the rewards of its group. A *credit* makes of it a weight for
-each call: by it the calls of several roles may learn different things of one outcome.
+An *estimator* makes a number for each kept rollout of the rewards of its group. A *credit* makes of
+it a weight for each call: by it the calls of several roles may learn different things of one
+outcome.
 """
 
 from __future__ import annotations
 
-from hrm_agent.training.update.advantages.credit import CREDITS, Credit, as_recorded, credit_by_name, credited
+from hrm_agent.training.update.advantages.credit import (
+    CREDITS,
+    Credit,
+    as_recorded,
+    credit_by_name,
+    credited,
+)
 from hrm_agent.training.update.advantages.estimators import (
     ADVANTAGES,
     Estimator,

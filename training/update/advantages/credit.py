@@ -1,8 +1,9 @@
-"""How the advantages of rollouts are credited to their calls: the registry, frozen roles, and what is kept of it.
+"""How the advantages of rollouts are credited to their calls: the registry, frozen roles, and what
+is kept of it.
 
-A graph has several roles and makes many calls, an outcome is one number. A credit sees the kept rollouts of a step with
-their overlays, and gives each call a weight. A call without one is context: its tokens are read, and never trained. So
-a frozen role is one whose calls have no weight.
+A graph has several roles and makes many calls, an outcome is one number. A credit sees the kept
+rollouts of a step with their overlays, and gives each call a weight. A call without one is context:
+its tokens are read, and never trained. So a frozen role is one whose calls have no weight.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ CREDITS = ("whole_trajectory", "per_role", "even")
 """Names that a user may give."""
 
 
-def credit_by_name(name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()) -> Credit:
+def credit_by_name(
+    name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
+) -> Credit:
     """The credit `name`, under which calls of the roles `frozen` have no weight.
 
-    `advantages` and `eps` are those of `by_group`: `per_role` compares siblings by them. Raises `ConfigError` for an
-    unknown name.
+    `advantages` and `eps` are those of `by_group`: `per_role` compares siblings by them. Raises
+    `ConfigError` for an unknown name.
     """
     if name not in CREDITS:
         hint = f"{nearest(name, CREDITS)} Credits: {', '.join(CREDITS)}.".strip()
@@ -46,14 +49,21 @@ def credit_by_name(name: str, *, advantages: str = "grpo", eps: float = 1e-6, fr
             weights = per_role(trajectories, overlays, estimate, eps)
         else:
             weights = whole_trajectory(trajectories, overlays)
-        free = {call.id for each in trajectories for call in each.own_calls if call.identity.role not in frozen}
+        free = {
+            call.id
+            for each in trajectories
+            for call in each.own_calls
+            if call.identity.role not in frozen
+        }
         weights = {call_id: weight for call_id, weight in weights.items() if call_id in free}
         return even(trajectories, weights) if name == "even" else weights
 
     return credit
 
 
-def credited(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], credit: Credit) -> list[Overlay]:
+def credited(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], credit: Credit
+) -> list[Overlay]:
     """The overlays, in their order, those kept with what `credit` gives their calls.
 
     What `whole_trajectory` gives is not kept: it follows from the advantage.
@@ -65,19 +75,25 @@ def credited(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], cr
     weights = credit([by_id[overlay.trajectory_id] for overlay in kept], kept)
     given = {
         overlay.trajectory_id: {
-            call.id: weights[call.id] for call in by_id[overlay.trajectory_id].own_calls if call.id in weights
+            call.id: weights[call.id]
+            for call in by_id[overlay.trajectory_id].own_calls
+            if call.id in weights
         }
         for overlay in kept
     }
     return [
-        overlay.model_copy(update={"credit": given[overlay.trajectory_id]})
-        if overlay.verdict is Verdict.KEPT
-        else overlay
+        (
+            overlay.model_copy(update={"credit": given[overlay.trajectory_id]})
+            if overlay.verdict is Verdict.KEPT
+            else overlay
+        )
         for overlay in overlays
     ]
 
 
-def as_recorded(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+def as_recorded(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, float]:
     """What the overlays say was credited; the advantage for each call of those that say nothing."""
     weights: dict[str, float] = {}
     for trajectory, overlay in zip(trajectories, overlays, strict=True):

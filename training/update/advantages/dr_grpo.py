@@ -2,7 +2,8 @@
 
     A_i = R_i - mean R
 
-Divided by the deviation, a group that is almost always right or almost always wrong weighs more than one in between.
+Divided by the deviation, a group that is almost always right or almost always wrong weighs more
+than one in between.
 """
 
 from __future__ import annotations

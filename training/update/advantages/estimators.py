@@ -1,7 +1,7 @@
 """The advantages of a step's kept rollouts, by one of several estimators.
 
-All of them look at the rollouts of a group that were *kept*: the baseline belongs to those that are trained on, which
-is the choice of rStar2-Agent (section 2).
+All of them look at the rollouts of a group that were *kept*: the baseline belongs to those that are
+trained on, which is the choice of rStar2-Agent (section 2).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def estimator_by_name(name: str) -> Estimator:
 
 
 def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6) -> list[Overlay]:
-    """The overlays, in their order, with the advantages of those kept; groups are told apart by `group_id`.
+    """The overlays, in their order, with the advantages of those kept; groups are told apart by
+    `group_id`.
 
     `name` is one of `ADVANTAGES`; `eps` is added to deviations that are divided by.
     """

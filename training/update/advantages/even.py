@@ -1,9 +1,10 @@
 """A rollout of many tokens weighs as much as one of few.
 
-Under a mean over tokens a rollout weighs by its number of tokens: one that asks nine models outweighs one that asks
-five, though each has one outcome. Here the weights of a rollout with n trained tokens are scaled by k / n, so that the
-sum of |weight| over its tokens is k |advantage|. The same k for all of them makes the mean scale of the batch's tokens
-1, so that the gradient keeps its size: k is the mean number of trained tokens of a rollout.
+Under a mean over tokens a rollout weighs by its number of tokens: one that asks nine models
+outweighs one that asks five, though each has one outcome. Here the weights of a rollout with n
+trained tokens are scaled by k / n, so that the sum of |weight| over its tokens is k |advantage|.
+The same k for all of them makes the mean scale of the batch's tokens 1, so that the gradient keeps
+its size: k is the mean number of trained tokens of a rollout.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from hrm_agent.trajectory import Trajectory
 __all__ = ["even"]
 
 
-def even(trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]) -> dict[str, float]:
+def even(
+    trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]
+) -> dict[str, float]:
     """The weights, scaled; rollouts without a token to train have no part in it."""
-    lengths = {each.id: length for each in trajectories if (length := _trained_tokens(each, weight_by_call))}
+    lengths = {
+        each.id: length
+        for each in trajectories
+        if (length := _trained_tokens(each, weight_by_call))
+    }
     mean = sum(lengths.values()) / max(1, len(lengths))
     return {
         call.id: weight_by_call[call.id] * (mean / lengths[each.id])

@@ -20,7 +20,9 @@ def grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[fl
 
 
 def normalised(reward_G: Sequence[float], eps: float = 1e-6) -> list[float]:
-    """Rewards less their mean, over their unbiased standard deviation plus `eps`; zeros for fewer than two."""
+    """Rewards less their mean, over their unbiased standard deviation plus `eps`; zeros for fewer
+    than two.
+    """
     if len(reward_G) < 2:
         return [0.0] * len(reward_G)
     mean = statistics.fmean(reward_G)

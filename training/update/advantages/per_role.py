@@ -1,13 +1,16 @@
-"""Calls of a role are compared with those of its siblings: the same role, put before the very same context.
+"""Calls of a role are compared with those of its siblings: the same role, put before the very same
+context.
 
-Rollouts of one prompt whose plans differ put different subgoals to their solvers, and the outcome of a run says as much
-of its plan as of its solvers. Where several rollouts share a plan (forks of one run, or runs that planned alike) their
-solvers can be compared among themselves: the plan is the same, so what differs in the outcome is the solvers' doing.
+Rollouts of one prompt whose plans differ put different subgoals to their solvers, and the outcome
+of a run says as much of its plan as of its solvers. Where several rollouts share a plan (forks of
+one run, or runs that planned alike) their solvers can be compared among themselves: the plan is the
+same, so what differs in the outcome is the solvers' doing.
 
-A *stretch* is the own calls of one role in one conversation, from its first one on. Siblings are stretches of one role
-in one group whose first calls saw the same tokens, prompt included. Where the rollouts of siblings are at least two and
-have differing rewards, the calls of a stretch get the advantage among them; elsewhere that of their rollout. A planner
-sees the same prompt in each rollout of its group, so that its siblings are the whole group and nothing changes for it.
+A *stretch* is the own calls of one role in one conversation, from its first one on. Siblings are
+stretches of one role in one group whose first calls saw the same tokens, prompt included. Where the
+rollouts of siblings are at least two and have differing rewards, the calls of a stretch get the
+advantage among them; elsewhere that of their rollout. A planner sees the same prompt in each
+rollout of its group, so that its siblings are the whole group and nothing changes for it.
 """
 
 from __future__ import annotations
@@ -30,12 +33,16 @@ _Place = tuple[str, str, bytes]
 def per_role(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], estimate: Estimator, eps: float
 ) -> dict[str, float]:
-    """A weight for each call: among its siblings by `estimate`, or of its trajectory where it has none."""
+    """A weight for each call: among its siblings by `estimate`, or of its trajectory where it has
+    none.
+    """
     siblings: dict[_Place, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for index, trajectory in enumerate(trajectories):
         for role, seen, call in _stretches(trajectory):
             siblings[overlays[index].group_id, role, seen][index].append(call.id)
-    compared = [calls for calls in siblings.values() if len({overlays[i].reward for i in calls}) > 1]
+    compared = [
+        calls for calls in siblings.values() if len({overlays[i].reward for i in calls}) > 1
+    ]
     advantages = estimate([[overlays[i].reward for i in calls] for calls in compared], eps)
     weights = whole_trajectory(trajectories, overlays)
     for calls, among in zip(compared, advantages, strict=True):
@@ -45,7 +52,9 @@ def per_role(
 
 
 def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
-    """(role, digest of what the first call of its stretch saw, call) of each own call with tokens."""
+    """(role, digest of what the first call of its stretch saw,
+    call) of each own call with tokens.
+    """
     by_id = {call.id: call for call in trajectory.calls}
     own = {call.id for call in trajectory.own_calls if call.token_ids}
     seen: dict[str, bytes] = {}

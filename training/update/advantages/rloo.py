@@ -1,8 +1,10 @@
-"""RLOO: rewards less the mean of the *other* rollouts of their group (Ahmadian et al., arXiv 2402.14740).
+"""RLOO: rewards less the mean of the *other* rollouts of their group (Ahmadian et al., arXiv
+2402.14740).
 
     A_i = R_i - sum of R_j over j != i / (n - 1)
 
-The baseline of a rollout does not contain its own reward, so the estimate of the gradient is unbiased.
+The baseline of a rollout does not contain its own reward, so the estimate of the gradient is
+unbiased.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ __all__ = ["rloo"]
 
 
 def rloo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
-    """Each reward less the mean of its group's others, zero for a single one; `eps` has no part in it."""
+    """Each reward less the mean of its group's others, zero for a single one; `eps` has no part in
+    it.
+    """
     del eps
     return [_leave_one_out(reward_G) for reward_G in reward_by_group]
 

@@ -12,10 +12,18 @@ from hrm_agent.trajectory import Overlay, Trajectory
 __all__ = ["advantage_of", "whole_trajectory"]
 
 
-def whole_trajectory(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
-    """The advantage of its trajectory for each call; what a fork inherited is the business of the run that made it."""
+def whole_trajectory(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, float]:
+    """The advantage of its trajectory for each call; what a fork inherited is the business of the
+    run that made it.
+    """
     pairs = zip(trajectories, overlays, strict=True)
-    return {call.id: advantage_of(overlay) for trajectory, overlay in pairs for call in trajectory.own_calls}
+    return {
+        call.id: advantage_of(overlay)
+        for trajectory, overlay in pairs
+        for call in trajectory.own_calls
+    }
 
 
 def advantage_of(overlay: Overlay) -> float:

@@ -1,12 +1,14 @@
 """Which tokens of one sequence attend to which, as products of dense matrices.
 
-Tokens stand in one sequence, and each sees those on its path to the root, and itself. A *run* is a stretch of the
-sequence in which each token follows the one before; the first of a run follows none, or one within an earlier run. So
-the path of a run is a few intervals of the sequence and the run itself.
+Tokens stand in one sequence, and each sees those on its path to the root, and itself. A *run* is a
+stretch of the sequence in which each token follows the one before; the first of a run follows none,
+or one within an earlier run. So the path of a run is a few intervals of the sequence and the run
+itself.
 
-A *job* is a stretch of a run that asks, and all keys of its path. Jobs of like size are done at once, padded to one
-size: a *round*. What is computed is what is needed, but for half a block on the diagonal and a little padding: the cost
-grows with the tokens times the length of their paths, not with the square of all tokens.
+A *job* is a stretch of a run that asks, and all keys of its path. Jobs of like size are done at
+once, padded to one size: a *round*. What is computed is what is needed, but for half a block on the
+diagonal and a little padding: the cost grows with the tokens times the length of their paths, not
+with the square of all tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ __all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 BLOCK, BLOCK_ON_GPU = 160, 512
 """Most queries of a job."""
 ROUND_PRODUCTS, ROUND_PRODUCTS_ON_GPU = 2**16, 2**22
-"""Most pairs of a query and a key in a round, for each head: on a CPU it then stays in a cache, on a GPU kernels are
-launched less often."""
+"""Most pairs of a query and a key in a round, for each head: on a CPU it then stays in a cache, on
+a GPU kernels are launched less often.
+"""
 PADDING = 1.15
 """Pairs in a round, over those that are needed."""
 
@@ -140,7 +143,9 @@ class AttentionRows:
     query_places: Tensor
     """Where among the queries of all rounds each vector asks; behind the last if nowhere."""
     key_places: Tensor
-    """Where among the keys of all rounds each vector is a key of its own job; behind the last if nowhere."""
+    """Where among the keys of all rounds each vector is a key of its own job; behind the last if
+    nowhere.
+    """
 
 
 class AttentionPlan:
@@ -154,14 +159,19 @@ class AttentionPlan:
         window: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`asking`: ascending indices of the tokens whose results are wanted, None for all. `window`: how many tokens
-        each sees, itself included; None: its whole path.
+        """`asking`: ascending indices of the tokens whose results are wanted, None for all.
+        `window`: how many tokens each sees, itself included; None: its whole path.
         """
         self._window = window
         self._size = max(run.stop for run in runs)
         self._device = device
-        block, products = (BLOCK, ROUND_PRODUCTS) if _is_cpu(device) else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
-        jobs = sorted(_jobs(runs, asking, window, block), key=lambda job: (len(job.queries), job.keys, job.prefix))
+        block, products = (
+            (BLOCK, ROUND_PRODUCTS) if _is_cpu(device) else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
+        )
+        jobs = sorted(
+            _jobs(runs, asking, window, block),
+            key=lambda job: (len(job.queries), job.keys, job.prefix),
+        )
         self._rounds = [self._round(group) for group in _grouped(jobs, products)]
         self._made: dict[tuple[int, int], AttentionRows] = {}
 
@@ -171,7 +181,9 @@ class AttentionPlan:
         return sum(each.queries.size * each.keys.shape[1] for each in self._rounds)
 
     def rows(self, heads: int, shared: int) -> AttentionRows:
-        """For `heads` heads of queries, and `shared` of keys; layers that are alike get the same."""
+        """For `heads` heads of queries, and `shared` of keys;
+        layers that are alike get the same.
+        """
         if (heads, shared) not in self._made:
             self._made[heads, shared] = self._rows(heads, shared)
         return self._made[heads, shared]
@@ -182,7 +194,9 @@ class AttentionPlan:
         depths = np.zeros((len(jobs), width), np.int64)
         for row, job in enumerate(jobs):
             queries[row, : len(job.queries)] = job.queries
-            keys[row, : job.keys] = np.concatenate([np.arange(*each) for each in (*job.prefix, job.own)])
+            keys[row, : job.keys] = np.concatenate(
+                [np.arange(*each) for each in (*job.prefix, job.own)]
+            )
             depths[row, : len(job.queries)] = job.queries - job.own[0] + job.before
         if (depths == depths[0]).all():
             depths = depths[:1]
@@ -194,7 +208,10 @@ class AttentionPlan:
 
     def _rows(self, heads: int, shared: int) -> AttentionRows:
         rounds: list[RoundRows] = []
-        query_places, key_places = np.full((self._size, heads), -1), np.full((self._size, shared), -1)
+        query_places, key_places = (
+            np.full((self._size, heads), -1),
+            np.full((self._size, shared), -1),
+        )
         asked = known = 0
         for each in self._rounds:
             count, width = each.queries.shape
@@ -242,7 +259,9 @@ def _is_cpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def _jobs(runs: Sequence[Run], asking: np.ndarray | None, window: int | None, block: int) -> Iterator[_Job]:
+def _jobs(
+    runs: Sequence[Run], asking: np.ndarray | None, window: int | None, block: int
+) -> Iterator[_Job]:
     for run in runs:
         count = -(-(run.stop - run.start) // block)
         bounds = [run.start + (run.stop - run.start) * i // count for i in range(count + 1)]
@@ -277,7 +296,12 @@ def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
         more, all_needed = (len(group) + 1) * wider * longer, needed + len(job.queries) * job.keys
         if group and (more > products or more > PADDING * all_needed + 1024 * len(group)):
             yield group
-            group, wider, longer, all_needed = [], len(job.queries), job.keys, len(job.queries) * job.keys
+            group, wider, longer, all_needed = (
+                [],
+                len(job.queries),
+                job.keys,
+                len(job.queries) * job.keys,
+            )
         group.append(job)
         width, length, needed = wider, longer, all_needed
     if group:

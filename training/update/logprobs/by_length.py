@@ -1,7 +1,9 @@
-"""Texts that grow beyond the length at which a model takes other rotary factors (`hrm_agent.models.local.long_rope`).
+"""Texts that grow beyond the length at which a model takes other rotary factors
+(`hrm_agent.models.local.long_rope`).
 
-A token up to that length was predicted with the short factors, and one beyond it with the long factors for all that
-stands before it. A text with trained tokens on both sides goes through the model twice: its beginning, and all of it.
+A token up to that length was predicted with the short factors, and one beyond it with the long
+factors for all that stands before it. A text with trained tokens on both sides goes through the
+model twice: its beginning, and all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ __all__ = ["by_length", "require_fixed_factors"]
 
 
 def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, " N"]]:
-    """The batch with each entry on a text of its own side, in the order of the entries, and which tokens are long.
+    """The batch with each entry on a text of its own side, in the order of the entries, and which
+    tokens are long.
 
     `switch`: how many tokens may stand before one that is predicted with the short factors.
     """
@@ -37,7 +40,8 @@ def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, 
     for taken, entries in zip(sides, (~long_K, long_K), strict=True):
         new_N = torch.full((len(batch.token_ids_N) + 1,), -1, dtype=torch.long, device=taken.device)
         new_N[taken] = torch.arange(first, first + len(taken), device=taken.device)
-        parents_N[first : first + len(taken)] = new_N[batch.parents_N[taken]]  # of -1: the last, which is -1
+        # of -1: the last, which is -1
+        parents_N[first : first + len(taken)] = new_N[batch.parents_N[taken]]
         entries_K[entries] = new_N[batch.loss_indices_K[entries]]
         first += len(taken)
     moved = {"token_ids_N": batch.token_ids_N[index_N], "positions_N": batch.positions_N[index_N]}
@@ -58,12 +62,16 @@ def _up_to(batch: MicroBatch, runs: tuple[Run, ...], entries_K: Tensor) -> Tenso
 
 
 def require_fixed_factors(model: nn.Module, batch: MicroBatch) -> None:
-    """Raise `ModelError` where the model would take other rotary factors for every length of a text."""
+    """Raise `ModelError` where the model would take other rotary factors for every length of a
+    text.
+    """
     limit = dynamic_limit(model)
     longest = 1 + int(batch.positions_N.max()) if limit is not None else 0
     if limit is not None and longest > limit:
         raise ModelError(
-            f"A text has {longest} tokens, and beyond {limit} the model has other rotary factors at every "
-            "length (rope_type dynamic): what is computed beside it would change its log-probs.",
-            f"Train on texts of at most {limit} tokens, or set rope_type to yarn or linear in the model's config.json.",
+            f"A text has {longest} tokens, and beyond {limit} the model has other rotary factors at"
+            " every length (rope_type dynamic): what is computed beside it would change its"
+            " log-probs.",
+            f"Train on texts of at most {limit} tokens, or set rope_type to yarn or linear in the"
+            " model's config.json.",
         )

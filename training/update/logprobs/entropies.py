@@ -1,7 +1,9 @@
-"""Entropy of the distribution that each trained token was drawn from, and its log-prob, under a model.
+"""Entropy of the distribution that each trained token was drawn from, and its log-prob, under a
+model.
 
-As for log-probs (`sampled`) no tensor of all logits is made. A model that does something to its logits (a soft cap, an
-adapter on its output layer) is forwarded once for each bounded share of the entries instead.
+As for log-probs (`sampled`) no tensor of all logits is made. A model that does something to its
+logits (a soft cap, an adapter on its output layer) is forwarded once for each bounded share of the
+entries instead.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from hrm_agent.training.update.logprobs.vocabulary_chunks import (
 __all__ = ["token_entropies"]
 
 LOGITS = 2**25
-"""Most logits that are there at once where a model gives nothing else: 128 MiB in single precision."""
+"""Most logits that are there at once where a model gives nothing else:
+128 MiB in single precision.
+"""
 _LARGE_VOCABULARY = 2**18
 
 Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
@@ -34,13 +38,14 @@ Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
 
 @torch.no_grad()
 def token_entropies(model: nn.Module, batch: MicroBatch) -> Found:
-    """Of each entry of `batch` the entropy in nats over the whole vocabulary, and the log-prob of its token.
+    """Of each entry of `batch` the entropy in nats over the whole vocabulary, and the log-prob of
+    its token.
 
-    The entropy is at the entry's temperature, the log-prob at the one at which log-probs were recorded, to be compared
-    with those.
+    The entropy is at the entry's temperature, the log-prob at the one at which log-probs were
+    recorded, to be compared with those.
 
-    Nothing may sample from the same module meanwhile. Raises `ModelError` for a model that cannot be forwarded as the
-    batch is to be.
+    Nothing may sample from the same module meanwhile. Raises `ModelError` for a model that cannot
+    be forwarded as the batch is to be.
     """
     if (route := route_of(model)) is not None:
         route.all_through(batch.role)
@@ -63,7 +68,11 @@ def _from_logits(model: nn.Module, batch: MicroBatch, token_ids_K: Tensor, size:
     logprobs: list[Tensor] = []
     for start in range(0, batch.trained_tokens, size):
         share = slice(start, start + size)
-        logits_KV = trained_logits(model, replace(batch, loss_indices_K=batch.loss_indices_K[share])).float()
-        logprobs.append(chosen_logprobs(logits_KV, token_ids_K[share], batch.old_temperatures_K[share]))
+        logits_KV = trained_logits(
+            model, replace(batch, loss_indices_K=batch.loss_indices_K[share])
+        ).float()
+        logprobs.append(
+            chosen_logprobs(logits_KV, token_ids_K[share], batch.old_temperatures_K[share])
+        )
         entropies.append(entropies_of(logits_KV / batch.temperatures_K[share][:, None]))
     return torch.cat(entropies), torch.cat(logprobs)

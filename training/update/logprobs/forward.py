@@ -1,4 +1,6 @@
-"""What a strategy gives: the model's arguments, and where in its hidden states each token stands."""
+"""What a strategy gives: the model's arguments,
+and where in its hidden states each token stands.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ def chosen_logprobs(
     token_ids_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"] | None = None,
 ) -> Float[Tensor, " K"]:
-    """Log-softmax of each row at its token, in single precision or better, a bounded number of logits at a time.
+    """Log-softmax of each row at its token, in single precision or better, a bounded number of
+    logits at a time.
 
     Rows are divided by their temperatures; None: 1 for all.
     """
@@ -26,9 +27,14 @@ def chosen_logprobs(
     if temperatures_K is None or bool((temperatures_K == 1).all()):
         divided = (_exact(rows) for rows in logits)
     else:
-        divided = (_exact(rows) / t[:, None] for rows, t in zip(logits, temperatures_K.split(size), strict=True))
+        divided = (
+            _exact(rows) / t[:, None]
+            for rows, t in zip(logits, temperatures_K.split(size), strict=True)
+        )
     chunks = zip(divided, token_ids, strict=True)
-    return torch.cat([-nn.functional.cross_entropy(rows, ids, reduction="none") for rows, ids in chunks])
+    return torch.cat(
+        [-nn.functional.cross_entropy(rows, ids, reduction="none") for rows, ids in chunks]
+    )
 
 
 def _exact(logits: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """The output layer of a model, within whatever wraps it.
 
-Of a batch's positions only a part is trained, and the output layer is the widest of the model. So the hidden states are
-narrowed to the positions that predict a trained token *before* that layer: by a hook on it, within the model's ordinary
-forward, so that whatever wraps the model (DDP, FSDP, LoRA) and whatever follows the layer (soft caps, scales) stays as
-it is.
+Of a batch's positions only a part is trained, and the output layer is the widest of the model. So
+the hidden states are narrowed to the positions that predict a trained token *before* that layer: by
+a hook on it, within the model's ordinary forward, so that whatever wraps the model (DDP, FSDP,
+LoRA) and whatever follows the layer (soft caps, scales) stays as it is.
 
-Where log-probs are taken without logits (`vocabulary_chunks`), the layer's weight is all that is needed of it: its
-input is caught, and it sees one position only, by which it shows whether anything follows it.
+Where log-probs are taken without logits (`vocabulary_chunks`), the layer's weight is all that is
+needed of it: its input is caught, and it sees one position only, by which it shows whether anything
+follows it.
 """
 
 from __future__ import annotations
@@ -54,14 +55,17 @@ class Found:
 
     def is_last(self, logits: Tensor) -> bool:
         """Whether the model's logits are the layer's, with nothing behind."""
-        return self.output is not None and torch.equal(self.output.flatten(), logits.flatten().to(self.output.dtype))
+        return self.output is not None and torch.equal(
+            self.output.flatten(), logits.flatten().to(self.output.dtype)
+        )
 
 
 @contextmanager
 def in_place_of_logits(
     layer: nn.Module, rows_P: Tensor, columns_P: Tensor, compute: Callable[[Tensor, nn.Module], Any]
 ) -> Generator[Found]:
-    """Within the block `compute` gets the hidden states of the given positions, and `layer`, while it is being called.
+    """Within the block `compute` gets the hidden states of the given positions, and `layer`, while
+    it is being called.
 
     While it is being called, so that parameters that are gathered for the call (FSDP) are there.
     """

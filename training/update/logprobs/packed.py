@@ -1,12 +1,13 @@
 """All tokens of a micro-batch in one sequence, without padding, each prefix that rows share once.
 
-A layer of a transformer treats tokens one by one, but for its attention. So the model runs with an attention function
-of ours, in which a token sees its own path only (`path_attention`), or a window of it, and with the positions of the
-tokens on it. That takes a model of transformers whose attention can be replaced and whose tokens meet nowhere else.
-Others are refused; a training asks before it begins (`usable_forward`), and pads their rows.
+A layer of a transformer treats tokens one by one, but for its attention. So the model runs with an
+attention function of ours, in which a token sees its own path only (`path_attention`), or a window
+of it, and with the positions of the tokens on it. That takes a model of transformers whose
+attention can be replaced and whose tokens meet nowhere else. Others are refused; a training asks
+before it begins (`usable_forward`), and pads their rows.
 
-Of the last layer only tokens that predict a trained one are wanted. The others are keys in it, but ask nothing, and
-skip what follows its attention where that is a plain MLP.
+Of the last layer only tokens that predict a trained one are wanted. The others are keys in it, but
+ask nothing, and skip what follows its attention where that is a plain MLP.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.local.attention_survey import register_attention, survey, unknown_arguments, window_of
+from hrm_agent.models.local.attention_survey import (
+    register_attention,
+    survey,
+    unknown_arguments,
+    window_of,
+)
 from hrm_agent.models.local.packed_attention import replica
 from hrm_agent.training.update.batch import ForwardName, MicroBatch
 from hrm_agent.training.update.logprobs.attention_plan import AttentionPlan, Run, runs_of
@@ -47,16 +53,20 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
-        "attention_mask": torch.ones_like(tokens)[None],  # without one, texts would be told apart by their positions
+        # without one, texts would be told apart by their positions
+        "attention_mask": torch.ones_like(tokens)[None],
         "use_cache": False,
         "paths": paths,
     }
     with _attention_along_paths(inner), _only_for(wanted_P, _plain_mlp(inner)):
-        yield ModelInputs(arguments, torch.zeros_like(tokens), torch.arange(len(tokens), device=tokens.device))
+        yield ModelInputs(
+            arguments, torch.zeros_like(tokens), torch.arange(len(tokens), device=tokens.device)
+        )
 
 
 def usable_forward(model: Any, asked: ForwardName, *, quiet: bool = False) -> ForwardName:
-    """The forward to take: `asked`, or `padded`, with a line on stderr, if rows of the model cannot be packed.
+    """The forward to take: `asked`, or `padded`, with a line on stderr, if rows of the model cannot
+    be packed.
 
     Costs about as much as a step of sampling.
     """
@@ -92,11 +102,15 @@ class _Paths:
         self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
     def of(self, layer: int | None, window: int | None) -> AttentionPlan:
-        """For a layer whose tokens see `window` tokens, themselves included (None: all before them)."""
+        """For a layer whose tokens see `window` tokens, themselves included (None: all before
+        them).
+        """
         key = layer == self._last, window
         if key not in self._plans:
             asking = self._wanted if key[0] else None
-            self._plans[key] = AttentionPlan(self._runs, asking=asking, window=window, device=self._device)
+            self._plans[key] = AttentionPlan(
+                self._runs, asking=asking, window=window, device=self._device
+            )
         return self._plans[key]
 
 
@@ -110,8 +124,16 @@ def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
     mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
     if mlp is None or any(isinstance(module, nn.ModuleList) for module in mlp.modules()):
         return None
-    with_weights = [module for module in mlp.modules() if next(module.parameters(recurse=False), None) is not None]
-    return mlp if with_weights and all(isinstance(module, nn.Linear) for module in with_weights) else None
+    with_weights = [
+        module
+        for module in mlp.modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    return (
+        mlp
+        if with_weights and all(isinstance(module, nn.Linear) for module in with_weights)
+        else None
+    )
 
 
 @contextmanager
@@ -159,7 +181,10 @@ def _refuse(model: PreTrainedModel) -> None:
 
 
 def _refusal(reason: str) -> ModelError:
-    return ModelError(f"{reason}, so rows cannot be packed into one sequence.", 'Train it with forward = "padded".')
+    return ModelError(
+        f"{reason}, so rows cannot be packed into one sequence.",
+        'Train it with forward = "padded".',
+    )
 
 
 @contextmanager

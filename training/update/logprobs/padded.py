@@ -1,7 +1,7 @@
 """Rows side by side, padded on the right to B x T: what every causal model computes as it is.
 
-There is no attention mask and there are no position ids: in a causal model no token sees the padding to its right, and
-positions count from 0 anyway.
+There is no attention mask and there are no position ids: in a causal model no token sees the
+padding to its right, and positions count from 0 anyway.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ def padded(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     yield ModelInputs({"input_ids": token_ids_BT, "use_cache": False}, rows_N, batch.positions_N)
 
 
-def side_by_side(batch: MicroBatch, pad_id: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
-    """Token ids of the rows of `batch`, and the row of each of its tokens; the column is the token's position."""
+def side_by_side(
+    batch: MicroBatch, pad_id: int = 0
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
+    """Token ids of the rows of `batch`, and the row of each of its tokens; the column is the
+    token's position.
+    """
     index_N = torch.arange(len(batch.token_ids_N), device=batch.token_ids_N.device)
     first_N = batch.parents_N == -1
     if not bool((first_N | (batch.parents_N == index_N - 1)).all()):
         raise ValueError("tokens share a prefix, and a padded forward takes rows only")
     rows_N = first_N.cumsum(0) - 1
     shape = int(rows_N[-1]) + 1, int(batch.positions_N.max()) + 1
-    token_ids_BT = torch.full(shape, pad_id, dtype=batch.token_ids_N.dtype, device=batch.token_ids_N.device)
+    token_ids_BT = torch.full(
+        shape, pad_id, dtype=batch.token_ids_N.dtype, device=batch.token_ids_N.device
+    )
     token_ids_BT[rows_N, batch.positions_N] = batch.token_ids_N
     return token_ids_BT, rows_N

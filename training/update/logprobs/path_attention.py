@@ -1,9 +1,9 @@
 """Attention in which each token sees the tokens on its path to the root, and no others.
 
-Forward and backward pass are written out over the rounds of a plan. States are taken as lists of vectors, one for each
-token and head, so that a round is gathered by one look-up. Query heads that share a key head are laid below each other
-as if they were more queries. Probabilities are kept for the backward pass while they are few, and computed again if
-they are many.
+Forward and backward pass are written out over the rounds of a plan. States are taken as lists of
+vectors, one for each token and head, so that a round is gathered by one look-up. Query heads that
+share a key head are laid below each other as if they were more queries. Probabilities are kept for
+the backward pass while they are few, and computed again if they are many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hrm_agent.training.update.logprobs.attention_plan import AttentionPlan, AttentionRows, RoundRows
+from hrm_agent.training.update.logprobs.attention_plan import (
+    AttentionPlan,
+    AttentionRows,
+    RoundRows,
+)
 
 __all__ = ["path_attention"]
 
@@ -29,13 +33,17 @@ def path_attention(
     plan: AttentionPlan,
     scale: float,
 ) -> Float[Tensor, "N H D"]:
-    """Softmax of scaled products along the paths, 0 for a token that does not ask; H is a multiple of G."""
+    """Softmax of scaled products along the paths, 0 for a token that does not ask; H is a multiple
+    of G.
+    """
     return _PathAttention.apply(query_NHD, key_NGD, value_NGD, plan, scale)  # type: ignore[no-any-return]
 
 
 class _PathAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float
+    ) -> Tensor:
         (tokens, heads, size), shared = query.shape, key.shape[1]
         rows = plan.rows(heads, shared)
         queries = _with_nothing(query, scale)
@@ -68,10 +76,14 @@ class _PathAttention(torch.autograd.Function):
             asking, grad = each.of_queries(queries), each.of_queries(grad_found)
             seen = each.of_keys(keys)
             chances = kept[number] if ctx.keeps else _probabilities(asking, seen, each)
-            torch.bmm(chances.transpose(1, 2), grad, out=grad_values[each.known].view(*each.key_shape, -1))
+            torch.bmm(
+                chances.transpose(1, 2), grad, out=grad_values[each.known].view(*each.key_shape, -1)
+            )
             scores = torch.bmm(grad, each.of_keys(values).transpose(1, 2))
             scores = torch.ops.aten._softmax_backward_data(scores, chances, -1, scores.dtype)
-            torch.bmm(scores.transpose(1, 2), asking, out=grad_keys[each.known].view(*each.key_shape, -1))
+            torch.bmm(
+                scores.transpose(1, 2), asking, out=grad_keys[each.known].view(*each.key_shape, -1)
+            )
             torch.bmm(scores, seen, out=grad_queries[each.asking].view(*each.query_shape, -1))
         grad_query = grad_queries.index_select(0, rows.query_places).mul_(ctx.scale)
         grad_query = grad_query.view(*grads[0].shape[:2], -1)
@@ -90,11 +102,15 @@ def _with_nothing(states_NHD: Tensor, scale: float) -> Tensor:
 def _probabilities(queries: Tensor, keys: Tensor, each: RoundRows) -> Tensor:
     scores = torch.bmm(queries, keys.transpose(1, 2))
     scores.view(each.jobs, -1, *each.mask.shape[2:]).add_(each.mask)
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(queries.dtype)
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
+        queries.dtype
+    )
 
 
 def _gathered(grads: Tensor, rows: AttentionRows) -> Tensor:
-    """Gradients of keys where their tokens stand: those of their own jobs, and of all whose prefix they are in."""
+    """Gradients of keys where their tokens stand: those of their own jobs, and of all whose prefix
+    they are in.
+    """
     whole = grads.index_select(0, rows.key_places).view(-1, rows.shared, grads.shape[1])
     for each in rows.rounds:
         block = grads[each.known].view(each.jobs, rows.shared, -1, grads.shape[1])

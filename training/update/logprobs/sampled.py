@@ -1,12 +1,13 @@
 """Log-probs of the tokens that a policy sampled, under a model.
 
-The distribution is the one that was sampled from: log softmax(logits / T) with the temperature T of each token's own
-call. A policy sampled at T and trained at 1 would be another one.
+The distribution is the one that was sampled from: log softmax(logits / T) with the temperature T of
+each token's own call. A policy sampled at T and trained at 1 would be another one.
 
-A batch of padded rows whose logits are few goes through the model as it is, to the last bit as ever. In all other cases
-no tensor of all logits is made (`vocabulary_chunks`), if the model's logits are the product of hidden states and a
-weight. Where something follows that product (a soft cap, a scale), or where the layer is another (an adapter on it, a
-quantised one), the model computes logits, one row for each entry.
+A batch of padded rows whose logits are few goes through the model as it is, to the last bit as
+ever. In all other cases no tensor of all logits is made (`vocabulary_chunks`), if the model's
+logits are the product of hidden states and a weight. Where something follows that product (a soft
+cap, a scale), or where the layer is another (an adapter on it, a quantised one), the model computes
+logits, one row for each entry.
 """
 
 from __future__ import annotations
@@ -27,12 +28,22 @@ from hrm_agent.training.update.logprobs import log_softmax
 from hrm_agent.training.update.logprobs.by_length import by_length, require_fixed_factors
 from hrm_agent.training.update.logprobs.forward import Forward, ModelInputs
 from hrm_agent.training.update.logprobs.log_softmax import chosen_logprobs
-from hrm_agent.training.update.logprobs.output_layer import in_place_of_logits, only_positions, output_layer
+from hrm_agent.training.update.logprobs.output_layer import (
+    in_place_of_logits,
+    only_positions,
+    output_layer,
+)
 from hrm_agent.training.update.logprobs.packed import packed
 from hrm_agent.training.update.logprobs.padded import padded
 from hrm_agent.training.update.logprobs.vocabulary_chunks import logprobs_from_hidden
 
-__all__ = ["FORWARDS", "from_hidden", "sampled_and_recorded_logprobs", "token_logprobs", "trained_logits"]
+__all__ = [
+    "FORWARDS",
+    "from_hidden",
+    "sampled_and_recorded_logprobs",
+    "token_logprobs",
+    "trained_logits",
+]
 
 Result = TypeVar("Result")
 
@@ -44,10 +55,11 @@ _FOLLOWED: WeakSet[nn.Module] = WeakSet()
 
 
 def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
-    """Log-probs of the trained tokens of `batch` at their temperatures, in the order of its entries.
+    """Log-probs of the trained tokens of `batch` at their temperatures, in the order of its
+    entries.
 
-    Nothing may sample from the same module meanwhile: hooks are on it. Raises `ModelError` for a model that cannot be
-    forwarded as the batch is to be.
+    Nothing may sample from the same module meanwhile: hooks are on it. Raises `ModelError` for a
+    model that cannot be forwarded as the batch is to be.
     """
     return _logprobs(model, batch, [batch.temperatures_K])[0]
 
@@ -55,16 +67,19 @@ def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
 def sampled_and_recorded_logprobs(
     model: nn.Module, batch: MicroBatch
 ) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
-    """`token_logprobs`, and without a gradient the same at the temperatures at which log-probs were recorded.
+    """`token_logprobs`, and without a gradient the same at the temperatures at which log-probs were
+    recorded.
 
-    The two differ where an engine recorded raw log-probs of a call at another temperature than 1. A raw log-prob of one
-    token does not determine the tempered one (that takes all logits), so such a record cannot stand in a ratio; but it
-    can be compared with what the trainer computes.
+    The two differ where an engine recorded raw log-probs of a call at another temperature than 1. A
+    raw log-prob of one token does not determine the tempered one (that takes all logits), so such a
+    record cannot stand in a ratio; but it can be compared with what the trainer computes.
     """
     if torch.equal(batch.temperatures_K, batch.old_temperatures_K):
         logprobs_K = token_logprobs(model, batch)
         return logprobs_K, logprobs_K.detach()
-    logprobs_K, recorded_K = _logprobs(model, batch, [batch.temperatures_K, batch.old_temperatures_K])
+    logprobs_K, recorded_K = _logprobs(
+        model, batch, [batch.temperatures_K, batch.old_temperatures_K]
+    )
     return logprobs_K, recorded_K
 
 
@@ -85,7 +100,10 @@ def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor
 
 
 def _as_it_is(batch: MicroBatch, layer: nn.Linear) -> bool:
-    return batch.forward == "padded" and batch.trained_tokens * layer.out_features <= log_softmax.CHUNK_ELEMENTS
+    return (
+        batch.forward == "padded"
+        and batch.trained_tokens * layer.out_features <= log_softmax.CHUNK_ELEMENTS
+    )
 
 
 def _from_hidden(
@@ -97,16 +115,23 @@ def _from_hidden(
     def compute(hidden_PD: Tensor, layer: nn.Linear, places_K: Tensor) -> list[Tensor]:
         found = [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, first)]
         with torch.no_grad():
-            return found + [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, each) for each in others]
+            return found + [
+                logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, each)
+                for each in others
+            ]
 
     return from_hidden(model, layer, batch, compute)
 
 
 def from_hidden(
-    model: nn.Module, layer: nn.Linear, batch: MicroBatch, compute: Callable[[Tensor, nn.Linear, Tensor], Result]
+    model: nn.Module,
+    layer: nn.Linear,
+    batch: MicroBatch,
+    compute: Callable[[Tensor, nn.Linear, Tensor], Result],
 ) -> Result | None:
-    """What `compute` makes of the hidden states that predict a trained token, the output layer, and for each entry the
-    place of its state among them. None if the model's logits are something else than the output of `layer`.
+    """What `compute` makes of the hidden states that predict a trained token, the output layer, and
+    for each entry the place of its state among them. None if the model's logits are something else
+    than the output of `layer`.
     """
     with _forwarded(model, batch) as (placed, inputs):
         before_P, places_K = placed.parents_N[placed.loss_indices_K].unique(return_inverse=True)
@@ -123,7 +148,8 @@ def from_hidden(
 
 @contextmanager
 def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatch, ModelInputs]]:
-    """The batch as it goes through the model, its entries in their order, and the model's arguments.
+    """The batch as it goes through the model, its entries in their order, and the model's
+    arguments.
 
     Raises `ModelError` for a model that cannot be forwarded as the batch is to be.
     """
@@ -143,7 +169,9 @@ def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatc
 
 
 def trained_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
-    """The logits that predict the trained tokens of `batch`, in the order of its entries, at temperature 1."""
+    """The logits that predict the trained tokens of `batch`, in the order of its entries, at
+    temperature 1.
+    """
     with _forwarded(model, batch) as (placed, inputs):
         before_K = placed.parents_N[placed.loss_indices_K]
         places = inputs.rows_N[before_K], inputs.columns_N[before_K]

@@ -1,10 +1,12 @@
-"""Log-probs from hidden states and the output layer's weight, without the logits of all positions at once.
+"""Log-probs from hidden states and the output layer's weight, without the logits of all positions
+at once.
 
     log p(y | h) = (w_y . h + b_y) / T - log sum_v exp((w_v . h + b_v) / T)
 
-A chunk of positions goes through the output layer, and of its logits one number for each entry is kept. The backward
-pass computes a chunk's probabilities again, unless all of them are few: then they are kept. Several entries may be
-predicted at one position (siblings that share it): its logits are computed once.
+A chunk of positions goes through the output layer, and of its logits one number for each entry is
+kept. The backward pass computes a chunk's probabilities again, unless all of them are few: then
+they are kept. Several entries may be predicted at one position (siblings that share it): its logits
+are computed once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = ["entropies_from_hidden", "entropies_of", "logprobs_from_hidden"]
 CHUNK_ELEMENTS = 2**23
 """Logits computed at once: 32 MiB in single precision."""
 CHUNK_ELEMENTS_ON_GPU = 2**26
-"""There each chunk costs a pass over the gradient of the output layer's weight, which is as large as the layer."""
+"""There each chunk costs a pass over the gradient of the output layer's weight, which is as large
+as the layer.
+"""
 KEPT_ELEMENTS = 2**23
 """Most probabilities that are kept for the backward pass."""
 
@@ -33,9 +37,13 @@ def logprobs_from_hidden(
     token_ids_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
-    """Log-prob of each entry's token, predicted by the hidden state at its place, at its temperature."""
+    """Log-prob of each entry's token, predicted by the hidden state at its place, at its
+    temperature.
+    """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
-    return _Chunked.apply(hidden_PD, layer.weight, layer.bias, places_K, token_ids_K, temperatures_P)  # type: ignore[no-any-return]
+    return _Chunked.apply(
+        hidden_PD, layer.weight, layer.bias, places_K, token_ids_K, temperatures_P
+    )  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -45,7 +53,9 @@ def entropies_from_hidden(
     places_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
-    """Entropy in nats, over the whole vocabulary, of the distribution at each entry's place and temperature."""
+    """Entropy in nats, over the whole vocabulary, of the distribution at each entry's place and
+    temperature.
+    """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
     weight, bias = layer.weight, layer.bias
     exact = torch.promote_types(hidden_PD.dtype, torch.float32)
@@ -68,10 +78,13 @@ def entropies_of(logits_PV: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
     return (sums_P.log() - masses_PV.mul_(logits_PV).sum(-1) / sums_P).clamp_(min=0.0)
 
 
-def _at_one_temperature(hidden_PD: Tensor, places_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _at_one_temperature(
+    hidden_PD: Tensor, places_K: Tensor, temperatures_K: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, the place among them of each entry, and the temperature of each state.
 
-    Where siblings share a state at several temperatures each entry has a distribution, so a state, of its own.
+    Where siblings share a state at several temperatures each entry has a distribution, so a state,
+    of its own.
     """
     temperatures_P = temperatures_K.new_ones(len(hidden_PD))
     temperatures_P[places_K] = temperatures_K
@@ -121,7 +134,9 @@ class _Chunked(torch.autograd.Function):
         grad = grads[0]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=ctx.exact) if needs_bias and bias is not None else None
+        grad_bias = (
+            torch.zeros_like(bias, dtype=ctx.exact) if needs_bias and bias is not None else None
+        )
         blame = torch.zeros_like(log_sums).index_add_(0, places, grad)
         buffer = None if ctx.keeps else _buffer(ctx.chunks, weight, ctx.exact)
         for number, (start, stop, entries) in enumerate(ctx.chunks):
@@ -130,8 +145,12 @@ class _Chunked(torch.autograd.Function):
                 grad_logits = kept[number] * -blame[start:stop, None]
             else:
                 logits = _logits(hidden[start:stop], weight, bias, part, ctx.exact, buffer)
-                grad_logits = logits.sub_(log_sums[start:stop, None]).exp_().mul_(-blame[start:stop, None])
-            grad_logits.index_put_((places[entries] - start, token_ids[entries]), grad[entries], accumulate=True)
+                grad_logits = (
+                    logits.sub_(log_sums[start:stop, None]).exp_().mul_(-blame[start:stop, None])
+                )
+            grad_logits.index_put_(
+                (places[entries] - start, token_ids[entries]), grad[entries], accumulate=True
+            )
             if part is not None:
                 grad_logits.mul_(part[:, None])
             if grad_bias is not None:
@@ -158,14 +177,23 @@ def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
         onto += grad_logits.T @ hidden
 
 
-def _buffer(chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype) -> Tensor:
-    """One allocation for the logits of all chunks in turn. An allocation for each fragments the heap."""
+def _buffer(
+    chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype
+) -> Tensor:
+    """One allocation for the logits of all chunks in turn. An allocation for each fragments the
+    heap.
+    """
     most = max((stop - start for start, stop, _ in chunks), default=0)
     return torch.empty(most, weight.shape[0], dtype=exact, device=weight.device)
 
 
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, exact: torch.dtype, out: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    exact: torch.dtype,
+    out: Tensor | None,
 ) -> Tensor:
     """In the first rows of `out`, where that is given."""
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
@@ -184,6 +212,8 @@ def _chunks(places: Tensor, count: int, vocabulary: int) -> list[tuple[int, int,
     size = max(1, (CHUNK_ELEMENTS_ON_GPU if places.is_cuda else CHUNK_ELEMENTS) // vocabulary)
     order = places.argsort(stable=True)
     starts = range(0, count, size)
-    bounds = torch.searchsorted(places[order], torch.tensor([*starts, count], device=places.device)).tolist()
+    bounds = torch.searchsorted(
+        places[order], torch.tensor([*starts, count], device=places.device)
+    ).tolist()
     spans = zip(starts, bounds[:-1], bounds[1:], strict=True)
     return [(start, min(count, start + size), order[first:last]) for start, first, last in spans]

@@ -1,6 +1,8 @@
-"""What is maximised: objectives by token, how they are put together to one number, and what may be added to them.
+"""What is maximised: objectives by token, how they are put together to one number, and what may be
+added to them.
 
-`OBJECTIVES` by name: clipped (GRPO, DAPO), cispo, gspo. `policy_loss` is the whole of it for one micro-batch.
+`OBJECTIVES` by name: clipped (GRPO, DAPO), cispo, gspo. `policy_loss` is the whole of it for one
+micro-batch.
 """
 
 from __future__ import annotations
@@ -11,4 +13,12 @@ from hrm_agent.training.update.objectives.options import LossOptions
 from hrm_agent.training.update.objectives.policy_loss import OBJECTIVES, policy_loss
 from hrm_agent.training.update.objectives.tokens import Counts, TrainedTokens
 
-__all__ = ["OBJECTIVES", "Counts", "LossOptions", "TrainedTokens", "clipped_surrogate", "merge_metrics", "policy_loss"]
+__all__ = [
+    "OBJECTIVES",
+    "Counts",
+    "LossOptions",
+    "TrainedTokens",
+    "clipped_surrogate",
+    "merge_metrics",
+    "policy_loss",
+]

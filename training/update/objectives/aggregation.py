@@ -4,8 +4,9 @@
     sequence     1 / M * sum over rollouts of 1 / n_i * sum over the n_i tokens of rollout i
     constant     1 / M * sum over rollouts of 1 / C   * sum over tokens
 
-N and M are the trained tokens and rollouts of the **whole** batch of an optimiser step, over all micro-batches and
-ranks. They are passed in: a mean over each micro-batch would weigh a token by the company that it was put in.
+N and M are the trained tokens and rollouts of the **whole** batch of an optimiser step, over all
+micro-batches and ranks. They are passed in: a mean over each micro-batch would weigh a token by the
+company that it was put in.
 """
 
 from __future__ import annotations

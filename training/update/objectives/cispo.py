@@ -2,9 +2,9 @@
 
     J = stop_gradient(min(r, 1 + clip_high)) A log pi
 
-A token outside the bounds of the clipped surrogate has no gradient at all, and those are often the rare ones on which
-reasoning turns. Here each keeps its gradient, and only how much it weighs is bounded. There is no lower bound, as in
-the paper's experiments.
+A token outside the bounds of the clipped surrogate has no gradient at all, and those are often the
+rare ones on which reasoning turns. Here each keeps its gradient, and only how much it weighs is
+bounded. There is no lower bound, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ __all__ = ["cispo"]
 
 
 def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
-    """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a gradient."""
+    """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a
+    gradient.
+    """
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
     bound = 1 + options.clip_high
     loss_K = -ratios_K.clamp(max=bound) * tokens.weights_K * tokens.logprobs_K

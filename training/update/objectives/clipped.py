@@ -2,10 +2,11 @@
 
     J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),     r = pi / pi_old
 
-The upper bound is wider than the lower by default (DAPO's "clip higher"; rStar2-Agent, arXiv 2508.20722, section 2).
+The upper bound is wider than the lower by default (DAPO's "clip higher"; rStar2-Agent, arXiv
+2508.20722, section 2).
 
-`dual_clip` bounds the loss of a token with a negative advantage at `dual_clip * |A|` (3.0 in the trainer that the
-authors used; not in the paper).
+`dual_clip` bounds the loss of a token with a negative advantage at `dual_clip * |A|` (3.0 in the
+trainer that the authors used; not in the paper).
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ __all__ = ["clipped", "clipped_surrogate", "surrogate"]
 def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """The surrogate of each token by its own ratio."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
-    return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip)
+    return surrogate(
+        ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip
+    )
 
 
 def surrogate(
-    ratios_K: Tensor, weights_K: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+    ratios_K: Tensor,
+    weights_K: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> PerToken:
     """The surrogate of each token by the ratios given."""
     clipped_K = ratios_K.clamp(1 - clip_low, 1 + clip_high)
@@ -51,7 +58,8 @@ def clipped_surrogate(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """-J of the tokens given, summed and divided by `denominator`, and metrics to be joined by `merge_metrics`.
+    """-J of the tokens given, summed and divided by `denominator`, and metrics to be joined by
+    `merge_metrics`.
 
     Both log-probs are at the temperature of sampling.
     """

@@ -2,10 +2,11 @@
 
     w = pi_trainer / pi_engine
 
-before the first optimiser step: of each token, or of a whole rollout (the product over its trained tokens). Engine and
-trainer differ where the one rounds otherwise (half precision, other kernels), or where the engine sampled with older
-weights. An unbounded w has no bounded variance, so that it is truncated at a cap, which biases the estimate a little,
-or masked above it, which leaves out the tokens that the trainer finds far too likely.
+before the first optimiser step: of each token, or of a whole rollout (the product over its trained
+tokens). Engine and trainer differ where the one rounds otherwise (half precision, other kernels),
+or where the engine sampled with older weights. An unbounded w has no bounded variance, so that it
+is truncated at a cap, which biases the estimate a little, or masked above it, which leaves out the
+tokens that the trainer finds far too likely.
 """
 
 # Shapes stand in the names of fields too.
@@ -36,7 +37,9 @@ class Correction(NamedTuple):
 def corrections(
     trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor, sequences_K: Tensor, options: LossOptions
 ) -> Correction:
-    """The factors as `options` want them, for tokens of whole sequences where they are by sequence."""
+    """The factors as `options` want them,
+    for tokens of whole sequences where they are by sequence.
+    """
     log_weights_K = trainer_logprobs_K - engine_logprobs_K
     if options.correction == "sequence":
         log_weights_K = sum_by_sequence(log_weights_K, sequences_K)
@@ -48,12 +51,17 @@ def corrections(
 
 
 def mismatch(
-    trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor, correction: Correction | None, tokens: float
+    trainer_logprobs_K: Tensor,
+    engine_logprobs_K: Tensor,
+    correction: Correction | None,
+    tokens: float,
 ) -> dict[str, Tensor]:
-    """How far engine and trainer are apart, as shares of means over `tokens`, to be joined by `merge_metrics`.
+    """How far engine and trainer are apart, as shares of means over `tokens`, to be joined by
+    `merge_metrics`.
 
     Without a correction the weights are the ratios of single tokens. `importance_square` becomes
-    `effective_sample_size`, (mean w)^2 / mean w^2: the share of the tokens that would carry as much, equally weighed.
+    `effective_sample_size`, (mean w)^2 / mean w^2: the share of the tokens that would carry as
+    much, equally weighed.
     """
     log_ratio_K = trainer_logprobs_K - engine_logprobs_K
     ratio_K = log_ratio_K.exp()

@@ -2,13 +2,14 @@
 
     s = exp(mean over the rollout's trained tokens of log r),      J = min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
 
-The reward is given to a rollout, and so is the ratio that it is weighed by. Written token by token, as the paper's
-GSPO-token, whose value and gradient are the same where all tokens of a rollout have one weight:
+The reward is given to a rollout, and so is the ratio that it is weighed by. Written token by token,
+as the paper's GSPO-token, whose value and gradient are the same where all tokens of a rollout have
+one weight:
 
     s_t = stop_gradient(s) pi_t / stop_gradient(pi_t)
 
-So the tokens of a rollout may lie in several micro-batches, and its calls may have weights of their own. Where they do
-lie in several, s comes from a forward pass over all of them beforehand.
+So the tokens of a rollout may lie in several micro-batches, and its calls may have weights of their
+own. Where they do lie in several, s comes from a forward pass over all of them beforehand.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     own_K = tokens.logprobs_K.detach()
     mean_K = tokens.sequence_log_ratios_K
     if mean_K is None:
-        mean_K = sum_by_sequence(own_K - tokens.old_logprobs_K, tokens.sequences_K) / tokens.lengths_K
+        mean_K = (
+            sum_by_sequence(own_K - tokens.old_logprobs_K, tokens.sequences_K) / tokens.lengths_K
+        )
     ratios_K = (mean_K + (tokens.logprobs_K - own_K)).exp()
     return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high)

@@ -16,11 +16,13 @@ LARGEST = "ratio_max"
 """The metric that is a maximum; all others are shares of means."""
 
 
-def means(found: PerToken, logprobs_K: Tensor, old_logprobs_K: Tensor, tokens: float) -> dict[str, Tensor]:
+def means(
+    found: PerToken, logprobs_K: Tensor, old_logprobs_K: Tensor, tokens: float
+) -> dict[str, Tensor]:
     """Shares of the means over all `tokens` of the batch, except `ratio_max`.
 
-    `kl_k3` estimates KL(old, new) from samples of the old policy: under it the mean of r - 1 is 0 and that of -log r
-    the divergence, and no summand is negative.
+    `kl_k3` estimates KL(old, new) from samples of the old policy: under it the mean of r - 1 is 0
+    and that of -log r the divergence, and no summand is negative.
     """
     with torch.no_grad():
         log_ratio_K = logprobs_K - old_logprobs_K
@@ -37,6 +39,10 @@ def means(found: PerToken, logprobs_K: Tensor, old_logprobs_K: Tensor, tokens: f
 
 
 def merge_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, but a maximal ratio."""
+    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, but a
+    maximal ratio.
+    """
     joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-    return {name: values.max() if name == LARGEST else values.sum() for name, values in joined.items()}
+    return {
+        name: values.max() if name == LARGEST else values.sum() for name, values in joined.items()
+    }

@@ -12,36 +12,53 @@ __all__ = ["LossOptions"]
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """What is maximised. Raises `ConfigError` for values that make no sense, or that would change nothing."""
+    """What is maximised. Raises `ConfigError` for values that make no sense, or that would change
+    nothing.
+    """
 
     objective: Literal["clipped", "cispo", "gspo"] = "clipped"
-    """Loss of a token: clipped, PPO's surrogate as in GRPO and DAPO; cispo, the log-prob weighed by the clipped ratio,
-    so that no token loses its gradient; gspo, the surrogate with one ratio for a whole rollout."""
+    """Loss of a token: clipped, PPO's surrogate as in GRPO and DAPO; cispo, the log-prob weighed by
+    the clipped ratio, so that no token loses its gradient; gspo, the surrogate with one ratio for a
+    whole rollout.
+    """
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Mean over what: token, all trained tokens (DAPO); sequence, rollouts, of each the mean of its tokens (GRPO,
-    GSPO); constant, rollouts, of each the sum of its tokens over `constant` (Dr. GRPO)."""
+    """Mean over what: token, all trained tokens (DAPO); sequence, rollouts, of each the mean of its
+    tokens (GRPO, GSPO); constant, rollouts, of each the sum of its tokens over `constant` (Dr.
+    GRPO).
+    """
     constant: float = 256.0
     """Tokens by which the sum of a rollout is divided; only under the aggregation constant."""
     clip_low: float = 0.2
-    """The probability ratio is clipped below 1 - this; of no effect in cispo. GSPO's paper: 3e-4."""
+    """The probability ratio is clipped below 1 - this; of no effect in cispo. GSPO's paper:
+    3e-4.
+    """
     clip_high: float = 0.28
     """The probability ratio is clipped above 1 + this. GSPO's paper: 4e-4."""
     dual_clip: float | None = None
-    """Largest loss of a token with a negative weight, as a multiple of it; only of clipped. None: unbounded."""
+    """Largest loss of a token with a negative weight, as a multiple of it; only of clipped. None:
+    unbounded.
+    """
     kl_coef: float = 0.0
-    """Coefficient of the divergence from the starting policy (k3, per token); 0: none, and no second model is held."""
+    """Coefficient of the divergence from the starting policy (k3, per token); 0: none, and no
+    second model is held.
+    """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
-    """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser step; engine, those that
-    were recorded when the tokens were sampled."""
+    """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser
+    step; engine, those that were recorded when the tokens were sampled.
+    """
     correction: Literal["none", "token", "sequence"] = "none"
-    """Weigh the loss by trainer's over engine's probability, before the first optimiser step, so that tokens of an
-    engine that rounds otherwise, or of older weights, count as the trainer's own: by token, or by whole rollout."""
+    """Weigh the loss by trainer's over engine's probability, before the first optimiser step, so
+    that tokens of an engine that rounds otherwise, or of older weights, count as the trainer's own:
+    by token, or by whole rollout.
+    """
     correction_mode: Literal["truncate", "mask"] = "truncate"
     """What becomes of a correction above the cap: truncate, the cap; mask, 0."""
     correction_cap: float = 2.0
     """Largest correction."""
     max_staleness: int | None = None
-    """Tokens that were sampled by weights more than this many versions back are not trained on; None: all are."""
+    """Tokens that were sampled by weights more than this many versions back are not trained on;
+    None: all are.
+    """
 
     def __post_init__(self) -> None:
         for name in ("constant", "clip_high", "correction_cap"):
@@ -52,7 +69,10 @@ class LossOptions:
         if self.kl_coef < 0:
             raise ConfigError(f"kl_coef is {self.kl_coef}.", "Take 0, for none, or more.")
         if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"max_staleness is {self.max_staleness}.", "Take 0 or more; none trains on all tokens.")
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}.",
+                "Take 0 or more; none trains on all tokens.",
+            )
         if self.dual_clip is not None and (self.objective != "clipped" or self.dual_clip <= 1):
             raise ConfigError(
                 f"dual_clip is {self.dual_clip} and the objective {self.objective}.",
@@ -60,6 +80,7 @@ class LossOptions:
             )
         if self.correction != "none" and self.old_logprobs == "engine":
             raise ConfigError(
-                "A correction has no effect with old_logprobs = engine: the ratio is the engine's already.",
+                "A correction has no effect with old_logprobs = engine: the ratio is the engine's"
+                " already.",
                 "Take old_logprobs = trainer, or correction = none.",
             )

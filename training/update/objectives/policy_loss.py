@@ -1,4 +1,6 @@
-"""The loss of one micro-batch: the objective of each token, corrected, with the divergence added, and aggregated."""
+"""The loss of one micro-batch: the objective of each token, corrected, with the divergence added,
+and aggregated.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": 
 """By the name that a user gives."""
 
 
-def policy_loss(tokens: TrainedTokens, counts: Counts, options: LossOptions) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(
+    tokens: TrainedTokens, counts: Counts, options: LossOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
     """This micro-batch's share of the loss, and metrics to be joined by `merge_metrics`.
 
     `kl_reference` is nan without a reference policy.

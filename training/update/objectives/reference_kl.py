@@ -2,7 +2,8 @@
 
     k3 = pi_ref / pi - 1 - log(pi_ref / pi)
 
-No summand is negative, and under samples of pi the mean is KL(pi, pi_ref) (Schulman's third estimator, which GRPO has).
+No summand is negative, and under samples of pi the mean is KL(pi, pi_ref) (Schulman's third
+estimator, which GRPO has).
 """
 
 from __future__ import annotations

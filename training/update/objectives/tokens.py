@@ -1,4 +1,6 @@
-"""What an objective sees: the trained tokens of one micro-batch, and how many there are in the whole step."""
+"""What an objective sees: the trained tokens of one micro-batch, and how many there are in the
+whole step.
+"""
 
 # Shapes stand in the names of fields too.
 # ruff: noqa: N815
@@ -29,7 +31,9 @@ class TrainedTokens:
     lengths_K: Float[Tensor, " K"]
     """Trained tokens of that trajectory in the step."""
     sequence_log_ratios_K: Float[Tensor, " K"] | None = None
-    """Mean log ratio of each token's trajectory, without gradient; None where each trajectory is whole in here."""
+    """Mean log ratio of each token's trajectory, without gradient; None where each trajectory is
+    whole in here.
+    """
     corrections_K: Float[Tensor, " K"] | None = None
     """Factors of the loss that correct for whom the tokens were sampled by; None: 1."""
     reference_logprobs_K: Float[Tensor, " K"] | None = None
@@ -38,12 +42,16 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one optimiser step over all ranks, divided by the number of ranks, by which gradients are averaged."""
+    """Of one optimiser step over all ranks, divided by the number of ranks, by which gradients are
+    averaged.
+    """
 
     tokens: float
     """Trained tokens."""
     sequences: float
-    """Trajectories that have any; one that is split over several optimiser steps counts by its share."""
+    """Trajectories that have any; one that is split over several optimiser steps counts by its
+    share.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,9 @@ class PerToken:
     """True where the upper bound took the gradient away, or some of it."""
 
 
-def sum_by_sequence(values_K: Float[Tensor, " K"], sequences_K: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
+def sum_by_sequence(
+    values_K: Float[Tensor, " K"], sequences_K: Int[Tensor, " K"]
+) -> Float[Tensor, " K"]:
     """For each token the sum over all tokens of its sequence."""
     numbers, inverse_K = torch.unique(sequences_K, return_inverse=True)
     sums = values_K.new_zeros(len(numbers)).index_add(0, inverse_K, values_K)

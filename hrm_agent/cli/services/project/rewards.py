@@ -1,7 +1,7 @@
 """What a run of the agent is scored by. The weighted sum is what training maximises.
 
-A reward is a function that names what it wants to see: `text`, `reference`, `task`, `tool_calls`, `trajectory` and
-others. It returns a number, or None for no opinion.
+A reward is a function that names what it wants to see: `text`, `reference`, `task`, `tool_calls`,
+`trajectory` and others. It returns a number, or None for no opinion.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What the agent is to do: tasks to train on, and others to evaluate on. Put your own in their place.
+"""What the agent is to do: tasks to train on, and others to evaluate on. Put your own in their
+place.
 
-A task is a question and its reference answer; keys beside these are kept with the run. A function that gives such
-mappings does as well, and `hrm_agent.training.tasks.Task` takes a verifier of your own.
+A task is a question and its reference answer; keys beside these are kept with the run. A function
+that gives such mappings does as well, and `hrm_agent.training.tasks.Task` takes a verifier of your
+own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The agent with a script in the model's place: its code, tool and record are real, and nothing needs a network."""
+"""The agent with a script in the model's place: its code, tool and record are real, and nothing
+needs a network.
+"""
 
 from __future__ import annotations
 

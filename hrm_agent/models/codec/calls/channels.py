@@ -1,7 +1,9 @@
-"""Forms of channels: an answer is several messages, each to a recipient. gpt-oss' harmony, and Muse's.
+"""Forms of channels: an answer is several messages, each to a recipient. gpt-oss' harmony, and
+Muse's.
 
-The prompt ends with the opening of the first message (`<|start|>assistant`), so that an answer begins in the middle of
-its header. Thoughts go to a channel of their own and come back as `reasoning`.
+The prompt ends with the opening of the first message (`<|start|>assistant`), so that an answer
+begins in the middle of its header. Thoughts go to a channel of their own and come back as
+`reasoning`.
 """
 
 from __future__ import annotations
@@ -52,10 +54,13 @@ class _Message(NamedTuple):
         return found.group(1) if found is not None else None
 
 
-def _read_messages(text: str, end: re.Pattern[str], skip: Callable[[Scan, int], int]) -> Iterator[_Message]:
+def _read_messages(
+    text: str, end: re.Pattern[str], skip: Callable[[Scan, int], int]
+) -> Iterator[_Message]:
     """The messages in order. One without a body's mark is all body: who wrote it knows no channels.
 
-    `skip`: the position after the arguments of a call that begin at a position, which may hold any mark.
+    `skip`: the position after the arguments of a call that begin at a position, which may hold any
+    mark.
     """
     scan = Scan(text)
     position = 0
@@ -107,7 +112,11 @@ def _thinks_harmony(message: _Message) -> bool:
 
 
 def _harmony_thoughts(text: str) -> list[tuple[int, int]]:
-    return [message.span for message in _read_messages(text, _HARMONY_END, _after_json) if _thinks_harmony(message)]
+    return [
+        message.span
+        for message in _read_messages(text, _HARMONY_END, _after_json)
+        if _thinks_harmony(message)
+    ]
 
 
 def _add_harmony_call(name: str, body: str, turn: ParsedTurn) -> None:
@@ -122,7 +131,8 @@ def _add_harmony_call(name: str, body: str, turn: ParsedTurn) -> None:
 
 def _write_harmony(calls: Sequence[Mapping[str, Any]]) -> str:
     written = (
-        f" to=functions.{call['name']}<|channel|>commentary json{_BODY}{json_text(call['args'])}" for call in calls
+        f" to=functions.{call['name']}<|channel|>commentary json{_BODY}{json_text(call['args'])}"
+        for call in calls
     )
     return "<|call|><|start|>assistant".join(written)
 
@@ -154,16 +164,24 @@ def _thinks_muse(message: _Message) -> bool:
 
 
 def _muse_thoughts(text: str) -> list[tuple[int, int]]:
-    return [message.span for message in _read_messages(text, _MUSE_END, after_atem) if _thinks_muse(message)]
+    return [
+        message.span
+        for message in _read_messages(text, _MUSE_END, after_atem)
+        if _thinks_muse(message)
+    ]
 
 
 def _write_muse(calls: Sequence[Mapping[str, Any]]) -> str:
-    return "<|eom|><|start|>assistant".join(f" to={call['name']}{_BODY}{ATEM.write([call])}" for call in calls)
+    return "<|eom|><|start|>assistant".join(
+        f" to={call['name']}{_BODY}{ATEM.write([call])}" for call in calls
+    )
 
 
 def _turn(thoughts: Sequence[str], said: Sequence[str], turn: ParsedTurn) -> ParsedTurn:
     content = "\n\n".join(said) if len(said) != 1 else said[0]
-    return ParsedTurn(content, turn.tool_calls, turn.invalid_tool_calls, "\n\n".join(thoughts).strip("\n") or None)
+    return ParsedTurn(
+        content, turn.tool_calls, turn.invalid_tool_calls, "\n\n".join(thoughts).strip("\n") or None
+    )
 
 
 HARMONY = CallForm(

@@ -1,12 +1,13 @@
 """A family's way of writing tool calls, and how what it wrote becomes calls with checked arguments.
 
-Readers share four rules. An argument may contain the closing tag. An undecodable call raises nothing: the policy is
-shown the reason, and the record keeps the raw text. The text around calls is the content. The time is linear in the
-answer's length (`Scan`), since a policy in a loop writes tags without end.
+Readers share four rules. An argument may hold the closing tag. A call that cannot be read is no
+exception but data: the policy is shown why, and the record keeps the raw text. The text around
+calls is the content. Reading takes time in proportion to the answer's length (`Scan`), since a
+policy that loops writes tags without end.
 
-Forms without escapes cannot represent every text. A text that contains the whole end of a call ends the call early.
-The call is then undecodable, because its own end is left over. This goes unnoticed if the text also contains the
-beginning of a call, or if the answer breaks off first.
+Forms without escapes cannot hold every text: one that holds the whole end of a call ends it early.
+The call is then undecodable, since its own end is left over. It goes unnoticed where the text holds
+the beginning of a call as well, or the answer breaks off before its own end.
 """
 
 from __future__ import annotations
@@ -86,23 +87,26 @@ class CallForm:
     thought_spans: Callable[[str], list[tuple[int, int]]] | None = None
     """Places of the thoughts in an answer's text, frames included, for forms with channels."""
     opening: tuple[str, ...] = ()
-    """Spellings that make an answer a call where it begins with one. They are ordinary text elsewhere, and read only
-    where tools are offered."""
+    """Spellings that make an answer a call where it begins with one. They are ordinary text
+    elsewhere, and read only where tools are offered.
+    """
 
 
 class Unreadable(Exception):
     """Error for an undecodable call, with the reason that the policy is shown."""
 
     def __init__(self, why: str, *, name: str | None = None, reached: int = 0) -> None:
-        """`name`: of the tool, where it is known. `reached`: the position up to which the text was read."""
+        """`name`: of the tool, where it is known. `reached`: the position up to which the text was
+        read.
+        """
         super().__init__(why)
         self.name = name
         self.reached = reached
 
 
 class Scan:
-    """Searches one answer from front to back. A place that was found is remembered, so that looking for an end that
-    is far away, or missing, costs nothing from the next call on.
+    """Searches one answer from front to back. A place that was found is remembered, so that looking
+    for an end that is far away, or missing, costs nothing from the next call on.
     """
 
     def __init__(self, text: str) -> None:
@@ -132,8 +136,8 @@ class Scan:
     def exhausted(self) -> bool:
         """True if too much is read again.
 
-        Text that a call had swallowed is read again, for calls that it holds. Tags that swallow each other would make
-        that quadratic.
+        Text that a call had swallowed is read again, for calls that it holds. Tags that swallow
+        each other would make that quadratic.
         """
         return self._again < 0
 
@@ -148,11 +152,12 @@ def read_blocks(
 ) -> ParsedTurn:
     """Content and calls of an answer whose calls stand between two tags.
 
-    `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the position after the
-    closing tag; raises `Unreadable`. A block that cannot be read ends at its closing tag, or before the next opening
-    one. `explain`: the reason by the text between the tags, which is kept without them (None: the reason of
-    `Unreadable`, and the tags are kept). `whole_end`: the end of a call with its closing tag, in forms whose texts have
-    no escapes (None: they have). A block is undecodable where one is left over behind it, for a text held the first.
+    `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the
+    position after the closing tag; raises `Unreadable`. A block that cannot be read ends at its
+    closing tag, or before the next opening one. `explain`: the reason by the text between the tags,
+    which is kept without them (None: the reason of `Unreadable`, and the tags are kept).
+    `whole_end`: the end of a call with its closing tag, in forms whose texts have no escapes (None:
+    they have). A block is undecodable where one is left over behind it, for a text held the first.
     """
     begin = tags[0]
     scan = Scan(text)
@@ -222,8 +227,12 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
     }
 
 
-def add_named_call(value: Any, raw: str, turn: ParsedTurn, *, keys: Sequence[str] = ("arguments",)) -> None:
-    """Add the call that a decoded JSON value is: its `name`, and its arguments under one of `keys`."""
+def add_named_call(
+    value: Any, raw: str, turn: ParsedTurn, *, keys: Sequence[str] = ("arguments",)
+) -> None:
+    """Add the call that a decoded JSON value is: its `name`,
+    and its arguments under one of `keys`.
+    """
     if not isinstance(value, dict):
         return add_invalid(None, raw, f"a call must be a JSON object, not {_kind(value)}", turn)
     call = cast("dict[str, Any]", value)
@@ -259,11 +268,11 @@ def unclosed(close: str) -> str:
 
 
 def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
-    """The JSON value at `position`, and the position after it. Raises `ValueError` with the decoder's own words, whose
-    places count from `position`.
+    """The JSON value at `position`, and the position after it. Raises `ValueError` with the
+    decoder's own words, whose places count from `position`.
 
-    It is decoded out of a window, which grows while it cuts the value: an error of the decoder counts the lines of all
-    that it was given.
+    It is decoded out of a window, which grows while it cuts the value: an error of the decoder
+    counts the lines of all that it was given.
     """
     size = _WINDOW
     while True:
@@ -274,7 +283,9 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
         except json.JSONDecodeError as error:
-            cut = error.pos >= len(window) - _LONGEST_WORD or error.msg.startswith("Unterminated string")
+            cut = error.pos >= len(window) - _LONGEST_WORD or error.msg.startswith(
+                "Unterminated string"
+            )
             if whole or not cut:
                 raise
         else:
@@ -286,8 +297,8 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
 def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
     """The value of an argument that was written as bare text.
 
-    It is JSON, or a constant of JSON or Python in any case of letters, unless its schema says that it is a string.
-    Where the schema allows strings and other values, it is what is allowed.
+    It is JSON, or a constant of JSON or Python in any case of letters, unless its schema says that
+    it is a string. Where the schema allows strings and other values, it is what is allowed.
     """
     properties: Any = schema.get("properties")
     declared: Any = cast("Any", properties).get(name) if isinstance(properties, Mapping) else None
@@ -307,7 +318,9 @@ def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
 
 
 def _declared_kinds(schema: Any, root: Mapping[str, Any], followed: set[str]) -> set[str]:
-    """JSON types that a schema names; nothing where it names none. `followed`: references that were looked up."""
+    """JSON types that a schema names; nothing where it names none. `followed`: references that were
+    looked up.
+    """
     if not isinstance(schema, Mapping):
         return set()
     schema = cast("Mapping[str, Any]", schema)
@@ -410,13 +423,18 @@ def _kind(value: object) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """`value` without the lone surrogates that JSON can spell, which can be neither stored nor shown."""
+    """`value` without the lone surrogates that JSON can spell, which can be neither stored nor
+    shown.
+    """
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, list):
         return [_clean(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {without_surrogates(key): _clean(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {
+            without_surrogates(key): _clean(item)
+            for key, item in cast("dict[str, Any]", value).items()
+        }
     return value
 
 

@@ -1,4 +1,6 @@
-"""Gemma 4's form: `<|tool_call>call:NAME{key:<|"|>text<|"|>,n:3,list:[1,2],o:{k:true}}<tool_call|>`."""
+"""Gemma 4's form:
+`<|tool_call>call:NAME{key:<|"|>text<|"|>,n:3,list:[1,2],o:{k:true}}<tool_call|>`.
+"""
 
 from __future__ import annotations
 

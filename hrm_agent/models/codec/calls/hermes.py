@@ -1,7 +1,9 @@
-"""Hermes' form, which Qwen 2.5 and 3 write, and which models are asked for that have no form of their own.
+"""Hermes' form, which Qwen 2.5 and 3 write, and which models are asked for that have no form of
+their own.
 
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A call is read by a JSON decoder, not by a search for the
-closing tag, because code in an argument may contain anything, a literal `</tool_call>` included.
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A call is read by a JSON decoder, not by
+a search for the closing tag, because code in an argument may contain anything, a literal
+`</tool_call>` included.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ def _decode_error(raw: str) -> str:
     except ValueError as error:
         return str(error)
     end = skip_space(raw, end)
-    return str(json.JSONDecodeError("Extra data", raw, end)) if end < len(raw) else "the call cannot be decoded"
+    return (
+        str(json.JSONDecodeError("Extra data", raw, end))
+        if end < len(raw)
+        else "the call cannot be decoded"
+    )
 
 
 HERMES = CallForm(

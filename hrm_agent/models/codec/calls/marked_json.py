@@ -1,7 +1,7 @@
 """Forms of JSON behind a mark, or behind none: Llama 3, Mistral, DeepSeek, Granite.
 
-* Llama 3.1 and later: `{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`, where bare
-  code may stand as well: it is for the tool that takes one string.
+* Llama 3.1 and later: `{"name": ..., "parameters": {...}}` as the whole answer, or after
+  `<|python_tag|>`, where bare code may stand as well: it is for the tool that takes one string.
 * Mistral: `[TOOL_CALLS]` and an array, or name and arguments each: `[TOOL_CALLS]name[ARGS]{...}`.
 * DeepSeek V3 and R1: tokens around each call, a name, and JSON in a fence; V3.1 without the fence.
 * Granite and Phi-4: an array after `<|tool_call|>`.
@@ -88,7 +88,9 @@ def _read_objects(text: str, turn: ParsedTurn) -> None:
 def _read_code(code: str, schemas: Schemas, turn: ParsedTurn) -> None:
     takers = [(name, only) for name, schema in schemas.items() if (only := _only_string(schema))]
     if len(takers) != 1:
-        return add_invalid(None, code, "bare code is for a tool that takes one string, and there is not one", turn)
+        return add_invalid(
+            None, code, "bare code is for a tool that takes one string, and there is not one", turn
+        )
     name, argument = takers[0]
     return add_call(name, {argument: code}, code, turn)
 
@@ -98,11 +100,17 @@ def _only_string(schema: Mapping[str, Any]) -> str:
     known = cast("Mapping[str, Any]", schema.get("properties") or {})
     wanted = cast("Sequence[str]", schema.get("required") or list(known))
     declared: Any = known.get(wanted[0]) if len(wanted) == 1 else None
-    return wanted[0] if isinstance(declared, Mapping) and cast("Any", declared).get("type") == "string" else ""
+    return (
+        wanted[0]
+        if isinstance(declared, Mapping) and cast("Any", declared).get("type") == "string"
+        else ""
+    )
 
 
 def _write_llama(calls: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(json_text({"name": call["name"], "parameters": call["args"]}) for call in calls)
+    return "; ".join(
+        json_text({"name": call["name"], "parameters": call["args"]}) for call in calls
+    )
 
 
 def _read_mistral(text: str, schemas: Schemas) -> ParsedTurn:
@@ -219,7 +227,11 @@ def _read_deepseek_call(scan: Scan, start: int, turn: ParsedTurn) -> int:
     """Add the call at `start` to `turn`; the position after it."""
     text = scan.text
     separator = scan.find(_SEPARATOR, start)
-    ends = [at for mark in (_CALL_END, _CALL, _SECTION_END, _SECTION) if (at := scan.find(mark, start)) >= 0]
+    ends = [
+        at
+        for mark in (_CALL_END, _CALL, _SECTION_END, _SECTION)
+        if (at := scan.find(mark, start)) >= 0
+    ]
     end = min(ends, default=len(text))
     if not start <= separator < end:
         return _undecodable(text, start, end, None, f"the call has no {_SEPARATOR}", turn)
@@ -237,7 +249,9 @@ def _read_deepseek_call(scan: Scan, start: int, turn: ParsedTurn) -> int:
     return closed.end()
 
 
-def _undecodable(text: str, start: int, end: int, name: str | None, why: str, turn: ParsedTurn) -> int:
+def _undecodable(
+    text: str, start: int, end: int, name: str | None, why: str, turn: ParsedTurn
+) -> int:
     closed = text.startswith(_CALL_END, end)
     add_invalid(name or None, text[start:end].strip(), why if closed else unclosed(_CALL_END), turn)
     return end + len(_CALL_END) * closed
@@ -252,10 +266,23 @@ def _write_deepseek(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 LLAMA = CallForm(
-    "llama", (_PYTHON,), (_PYTHON,), _read_llama, _write_llama, ends=("<|eom_id|>",), words="", opening=("{",)
+    "llama",
+    (_PYTHON,),
+    (_PYTHON,),
+    _read_llama,
+    _write_llama,
+    ends=("<|eom_id|>",),
+    words="",
+    opening=("{",),
 )
-MISTRAL = CallForm("mistral", (_CALLS,), (_CALLS, "[ARGS]", "[CALL_ID]"), _read_mistral, _write_mistral)
+MISTRAL = CallForm(
+    "mistral", (_CALLS,), (_CALLS, "[ARGS]", "[CALL_ID]"), _read_mistral, _write_mistral
+)
 GRANITE = CallForm("granite", (_ARRAY,), (_ARRAY, "<|/tool_call|>"), _read_granite, _write_granite)
 DEEPSEEK = CallForm(
-    "deepseek", (_SECTION,), (_SECTION, _SECTION_END, _CALL, _CALL_END, _SEPARATOR), _read_deepseek, _write_deepseek
+    "deepseek",
+    (_SECTION,),
+    (_SECTION, _SECTION_END, _CALL, _CALL_END, _SEPARATOR),
+    _read_deepseek,
+    _write_deepseek,
 )

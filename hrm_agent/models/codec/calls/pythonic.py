@@ -1,9 +1,10 @@
 r"""Forms of Python: calls in a list, between marks as LFM2 writes them, or bare as Llama 4 does.
 
-`<|tool_call_start|>[search(query='x'), python(code='print(1)')]<|tool_call_end|>`. Arguments are literals; JSON's
-`true`, `false` and `null` are taken, too, for templates write those. Nothing is evaluated. Some templates write strings
-without escapes: where calls cannot be read as Python has them, a string ends at a quote that is followed by what may
-follow an argument, and its backslashes are its own.
+`<|tool_call_start|>[search(query='x'), python(code='print(1)')]<|tool_call_end|>`. Arguments are
+literals; JSON's `true`, `false` and `null` are taken, too, for templates write those. Nothing is
+evaluated. Some templates write strings without escapes: where calls cannot be read as Python has
+them, a string ends at a quote that is followed by what may follow an argument, and its backslashes
+are its own.
 """
 
 from __future__ import annotations
@@ -43,17 +44,23 @@ _STRING = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _ESCAPE = re.compile(
-    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))",
+    re.DOTALL,
 )
 _LETTERS = {**dict(zip("ntrbfva\\'\"", "\n\t\r\b\f\v\a\\'\"", strict=True)), "\n": ""}
 _BARE_CALL = re.compile(r"\[\s*[A-Za-z_][\w.\-]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=)|\)\s*[,\]])")
 _AFTER_CALL = r"\)\s*+(?:,\s*+[A-Za-z_][\w.\-]*+\(|(?:\]\s*+)?(?:<\|tool_call_end\|>|\Z))"
-_LOOSE_END = {quote: re.compile(rf"{quote}(?=\s*+(?:,\s*+[A-Za-z_]\w*+=|{_AFTER_CALL}))") for quote in ("'", '"')}
+_LOOSE_END = {
+    quote: re.compile(rf"{quote}(?=\s*+(?:,\s*+[A-Za-z_]\w*+=|{_AFTER_CALL}))")
+    for quote in ("'", '"')
+}
 """A quote that ends a string without escapes."""
 _NEXT_CALL = re.compile(
     r"\)\s*+(?:\]\s*+)?(?:<\|tool_call_end\|>\s*+)?<\|tool_call_start\|>\s*+\[?\s*+[A-Za-z_][\w.\-]*+\("
 )
-"""The end of calls with the next ones behind it: a string without escapes that holds that was left open."""
+"""The end of calls with the next ones behind it: a string without escapes that holds that was left
+open.
+"""
 _WHOLE_END = re.compile(r"\)[\s,\]]*+<\|tool_call_end\|>")
 
 _Call = tuple[str, dict[str, Any], str]
@@ -66,7 +73,9 @@ def _read(text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
-    calls, end = _calls(scan, position, lambda at: scan.text.startswith(_CLOSE, at), unclosed(_CLOSE))
+    calls, end = _calls(
+        scan, position, lambda at: scan.text.startswith(_CLOSE, at), unclosed(_CLOSE)
+    )
     for name, arguments, raw in calls:
         add_call(name, arguments, f"{_OPEN}{raw}{_CLOSE}", turn)
     return end + len(_CLOSE)
@@ -79,7 +88,9 @@ def _read_bare(text: str, schemas: Schemas) -> ParsedTurn:
         return ParsedTurn(text)
     turn = ParsedTurn("")
     try:
-        calls, _ = _calls(Scan(stripped), 0, lambda at: at == len(stripped), "text stands after the calls")
+        calls, _ = _calls(
+            Scan(stripped), 0, lambda at: at == len(stripped), "text stands after the calls"
+        )
     except Unreadable as error:
         add_invalid(None, stripped, str(error), turn)
         return turn
@@ -88,7 +99,9 @@ def _read_bare(text: str, schemas: Schemas) -> ParsedTurn:
     return turn
 
 
-def _calls(scan: Scan, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
+def _calls(
+    scan: Scan, position: int, ends: Callable[[int], bool], unended: str
+) -> tuple[list[_Call], int]:
     """Calls from `position` on, and the position after them, where they have to end."""
     try:
         return _Reader(scan, loose=False).calls(position, ends, unended)
@@ -97,7 +110,9 @@ def _calls(scan: Scan, position: int, ends: Callable[[int], bool], unended: str)
             return _Reader(scan, loose=True).calls(position, ends, unended)
         except Unreadable as other:
             reached = max(error.reached, other.reached)
-            raise Unreadable(f"the calls are no list of Python calls: {error}", reached=reached) from None
+            raise Unreadable(
+                f"the calls are no list of Python calls: {error}", reached=reached
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +123,9 @@ class _Reader:
     loose: bool
     """True if strings of arguments have no escapes."""
 
-    def calls(self, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
+    def calls(
+        self, position: int, ends: Callable[[int], bool], unended: str
+    ) -> tuple[list[_Call], int]:
         text = self.scan.text
         found = list[_Call]()
         position = self._space(position)
@@ -168,7 +185,9 @@ class _Reader:
                 return self._scalar(position)
 
     def _items(self, position: int, close: str, depth: int) -> tuple[list[Any], bool, int]:
-        """Items, whether a comma follows the last one, and the position after the closing bracket."""
+        """Items, whether a comma follows the last one,
+        and the position after the closing bracket.
+        """
         items = list[Any]()
         comma = False
         position = self._space(position)
@@ -200,7 +219,9 @@ class _Reader:
         if match is None and (match := _NUMBER.match(text, position)) is not None:
             return _number(match.group(), position), match.end()
         string = text[position : position + 1] in ("'", '"')
-        raise Unreadable("a string has no end" if string else "an argument is not a literal", reached=position)
+        raise Unreadable(
+            "a string has no end" if string else "an argument is no literal", reached=position
+        )
 
     def _strings(self, match: re.Match[str]) -> tuple[str, int]:
         """Read adjacent strings as one."""
@@ -236,14 +257,19 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _number(text: str, position: int) -> int | float:
     try:
-        broken = any(sign in text for sign in ".eE") and not text.lstrip("+-").startswith(("0x", "0X"))
+        broken = any(sign in text for sign in ".eE") and not text.lstrip("+-").startswith(
+            ("0x", "0X")
+        )
         return float(text) if broken else int(text, 0)
     except ValueError as error:
         raise Unreadable(f"an argument is not a literal: {error}", reached=position) from None
 
 
 def _write_list(calls: Sequence[Mapping[str, Any]]) -> str:
-    written = (f"{call['name']}({', '.join(f'{k}={_written(v)}' for k, v in call['args'].items())})" for call in calls)
+    written = (
+        f"{call['name']}({', '.join(f'{k}={_written(v)}' for k, v in call['args'].items())})"
+        for call in calls
+    )
     return f"[{', '.join(written)}]"
 
 
@@ -251,11 +277,18 @@ def _written(value: Any) -> str:
     """A literal; of a string, only what could end it is escaped."""
     match value:
         case str():
-            escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
+            escaped = (
+                value.replace("\\", "\\\\")
+                .replace("'", "\\'")
+                .replace("\n", "\\n")
+                .replace("\r", "\\r")
+            )
             return f"'{escaped}'"
         case Mapping():
             items = cast("Mapping[str, Any]", value).items()
-            return "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in items) + "}"
+            return (
+                "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in items) + "}"
+            )
         case list() | tuple():
             return f"[{', '.join(map(_written, cast('Sequence[Any]', value)))}]"
         case _:

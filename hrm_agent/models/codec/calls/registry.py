@@ -28,7 +28,9 @@ FORMS = (
     LLAMA,
     PYTHONIC_BARE,
 )
-"""In the order in which they are tried on what a template wrote: the forms that any text may look like come last."""
+"""In the order in which they are tried on what a template wrote: the forms that any text may look
+like come last.
+"""
 PROMPTED = "prompted"
 """Name for `?tools=` of Hermes' form, asked for in the system turn."""
 
@@ -39,6 +41,7 @@ def form_named(name: str) -> CallForm:
     if name not in known:
         names = [*known, PROMPTED]
         raise ModelError(
-            f"There is no form of tool calls {name!r}.", f"{nearest(name, names)} Known: {', '.join(names)}.".strip()
+            f"There is no form of tool calls {name!r}.",
+            f"{nearest(name, names)} Known: {', '.join(names)}.".strip(),
         )
     return known[name]

@@ -1,7 +1,7 @@
 """Forms of tags: Qwen's coder models (3.5 to 3.8 and Nemotron 3, too), GLM, and Muse's ATEM.
 
-Values stand between tags as they are, so that a type is the schema's to say. A value ends where its closing tag is
-followed by what may follow it, since code may hold the tag itself.
+Values stand between tags as they are, so that a type is the schema's to say. A value ends where its
+closing tag is followed by what may follow it, since code may hold the tag itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class _Tags:
 
 
 def _value_end(argument_end: str, argument: str, call_end: str) -> re.Pattern[str]:
-    return re.compile(rf"{re.escape(argument_end)}(?=[ \t\r\n]*+(?:{argument}|{re.escape(call_end)}))")
+    return re.compile(
+        rf"{re.escape(argument_end)}(?=[ \t\r\n]*+(?:{argument}|{re.escape(call_end)}))"
+    )
 
 
 def _read(tags: _Tags, text: str, schemas: Schemas) -> ParsedTurn:
@@ -97,12 +99,17 @@ def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: Parse
             raise Unreadable(why, name=name, reached=position)
         position = skip_space(text, position + len(tags.call_end))
         schema = schemas.get(name, {})
-        arguments = {key: as_declared(_value(tags, text[begin:end]), schema, key) for key, begin, end in spans}
+        arguments = {
+            key: as_declared(_value(tags, text[begin:end]), schema, key)
+            for key, begin, end in spans
+        }
         add_call(name, arguments, text[start:position].strip(), turn)
     return position + len(close)
 
 
-def _arguments(tags: _Tags, scan: Scan, position: int, name: str) -> tuple[list[tuple[str, int, int]], int]:
+def _arguments(
+    tags: _Tags, scan: Scan, position: int, name: str
+) -> tuple[list[tuple[str, int, int]], int]:
     """Key, begin and end of each argument, and the position after them."""
     text = scan.text
     found = list[tuple[str, int, int]]()
@@ -113,7 +120,11 @@ def _arguments(tags: _Tags, scan: Scan, position: int, name: str) -> tuple[list[
         end = scan.find(tags.value_end, begin)
         following = scan.find(tags.next_call, begin)
         if end < 0 or 0 <= following < end:
-            raise Unreadable(f"the argument {key!r} is not closed by {tags.argument_end}", name=name, reached=begin)
+            raise Unreadable(
+                f"the argument {key!r} is not closed by {tags.argument_end}",
+                name=name,
+                reached=begin,
+            )
         found.append((key, begin, end))
         position = skip_space(text, end + len(tags.argument_end))
     return found, position
@@ -132,7 +143,10 @@ def _write(tags: _Tags, calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _written_call(tags: _Tags, name: str, arguments: Mapping[str, Any]) -> str:
-    values = (tags.written_argument.format(key=key, value=_plain(value)) for key, value in arguments.items())
+    values = (
+        tags.written_argument.format(key=key, value=_plain(value))
+        for key, value in arguments.items()
+    )
     return tags.written_call.format(name=name, arguments="".join(values))
 
 
@@ -148,7 +162,9 @@ _QWEN = _Tags(
     lines=True,
     example="<function=NAME>",
     value_end=_value_end("</parameter>", _PARAMETER, "</function>"),
-    next_call=re.compile(r"</function>\s*+(?:</tool_call>\s*+)?(?:<tool_call>\s*+)?<function=[^<>\n]+>"),
+    next_call=re.compile(
+        r"</function>\s*+(?:</tool_call>\s*+)?(?:<tool_call>\s*+)?<function=[^<>\n]+>"
+    ),
     written_call="<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
     written_argument="<parameter={key}>\n{value}\n</parameter>\n",
     between="\n",
@@ -177,18 +193,23 @@ _ATEM = _Tags(
     example='<atem:invoke name="NAME">',
     value_end=_value_end("</atem:parameter>", _ATEM_PARAMETER, "</atem:invoke>"),
     next_call=re.compile(
-        r"</atem:invoke>\s*+(?:</atem:function_calls>\s*+)?(?:<\|eom\|><\|start\|>assistant to=[^\s<]++<\|message\|>)?"
+        r"</atem:invoke>\s*+(?:</atem:function_calls>\s*+)?(?:<\|eom\|><\|start\|>assistant"
+        r" to=[^\s<]++<\|message\|>)?"
         r'(?:<atem:function_calls>\s*+)?<atem:invoke name="'
     ),
-    written_call='<atem:function_calls>\n<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n'
-    "</atem:function_calls>",
+    written_call=(
+        '<atem:function_calls>\n<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n'
+        "</atem:function_calls>"
+    ),
     written_argument='<atem:parameter name="{key}">{value}</atem:parameter>\n',
     between="\n",
 )
 
 
 def after_atem(scan: Scan, position: int) -> int:
-    """The position after the blocks of calls in ATEM's form that begin at `position`, as far as they can be read."""
+    """The position after the blocks of calls in ATEM's form that begin at `position`, as far as
+    they can be read.
+    """
     text = scan.text
     begin, _ = _ATEM.block
     while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted:
@@ -200,7 +221,9 @@ def after_atem(scan: Scan, position: int) -> int:
     return position
 
 
-QWEN_XML = CallForm("qwen_xml", ("<tool_call>",), _QWEN.block, partial(_read, _QWEN), partial(_write, _QWEN))
+QWEN_XML = CallForm(
+    "qwen_xml", ("<tool_call>",), _QWEN.block, partial(_read, _QWEN), partial(_write, _QWEN)
+)
 GLM = CallForm(
     "glm",
     marks=("<tool_call>",),
@@ -208,4 +231,6 @@ GLM = CallForm(
     read=partial(_read, _GLM),
     write=partial(_write, _GLM),
 )
-ATEM = CallForm("atem", ("<atem:function_calls>",), (), partial(_read, _ATEM), partial(_write, _ATEM))
+ATEM = CallForm(
+    "atem", ("<atem:function_calls>",), (), partial(_read, _ATEM), partial(_write, _ATEM)
+)

@@ -1,13 +1,16 @@
-"""Weights from a trainer to the workers of one server, by broadcasts in a process group of their own.
+"""Weights from a trainer to the workers of one server, by broadcasts in a process group of their
+own.
 
-Both sides run this module: the trainer is rank 0, the workers are the others. It imports nothing of the package, since
-a server has an environment of its own.
+Both sides run this module: the trainer is rank 0, the workers are the others. It imports nothing of
+the package, since a server has an environment of its own.
 
-A group lives for one transfer, so that a server that was started again, or a trainer that was resumed, joins as any
-other does. Ranks find one another by a store of the trainer's, which listens on one address and as long as that. A rank
-that ends closes its connections, which the others see at once; one that is silent is waited for so many `seconds`.
+A group lives for one transfer, so that a server that was started again, or a trainer that was
+resumed, joins as any other does. Ranks find one another by a store of the trainer's, which listens
+on one address and as long as that. A rank that ends closes its connections, which the others see at
+once; one that is silent is waited for so many `seconds`.
 
-Tensors go one after the other, in the offer's order, a large one in pieces: beside the model, each side holds one.
+Tensors go one after the other, in the offer's order, a large one in pieces: beside the model, each
+side holds one.
 """
 
 from __future__ import annotations
@@ -72,7 +75,10 @@ class Offer:
 
 def listed(tensors: Mapping[str, Tensor]) -> list[tuple[str, list[int], str]]:
     """What an offer says of tensors."""
-    return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
+    return [
+        (name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    ]
 
 
 def gpu_of(device: torch.device | None) -> str:
@@ -92,7 +98,9 @@ def local_address(host: str, port: int) -> str:
 
 def open_store(host: str, seconds: float) -> tuple[Any, int]:
     """A store that listens on this address alone, and its port. Raises `OSError`."""
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+    with socket.create_server(
+        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    ) as listening:
         port = int(listening.getsockname()[1])
         store = _DIST.TCPStore(
             host,
@@ -113,10 +121,11 @@ def send(
     device: torch.device,
     answered: threading.Event,
 ) -> None:
-    """The trainer's side. Raises `RuntimeError` where a worker ends or is silent, and `TimeoutError` if none comes.
+    """The trainer's side. Raises `RuntimeError` where a worker ends or is silent, and
+    `TimeoutError` if none comes.
 
-    `answered`: the server has said what became of it. Before its workers have come, that ends the wait for them; and
-    until then the connections stay open.
+    `answered`: the server has said what became of it. Before its workers have come, that ends the
+    wait for them; and until then the connections stay open.
     """
     own = _DIST.PrefixStore(offer.token, store)
     while not own.check([_here(rank) for rank in range(1, offer.workers + 1)]):
@@ -131,7 +140,9 @@ def send(
 
 def receive(offer: Offer, rank: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """A worker's side: all tensors by name. `rank`: from 1 on."""
-    store = _DIST.TCPStore(offer.host, offer.port, is_master=False, wait_for_workers=False, timeout=offer.patience)
+    store = _DIST.TCPStore(
+        offer.host, offer.port, is_master=False, wait_for_workers=False, timeout=offer.patience
+    )
     own = _DIST.PrefixStore(offer.token, store)
     own.set(_here(rank), "")
     with _group(own, rank, offer, local_address(offer.host, offer.port)) as group:
@@ -158,7 +169,9 @@ def _broadcast(group: Any, piece: Tensor, offer: Offer) -> None:
 
 @contextmanager
 def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
-    """Not torch's default group, which a trainer of several ranks, and a server, have for themselves."""
+    """Not torch's default group, which a trainer of several ranks, and a server, have for
+    themselves.
+    """
     if offer.backend == "nccl":
         group = _nccl(store, rank, offer)
         try:
@@ -170,7 +183,8 @@ def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
     options = _DIST.ProcessGroupGloo._Options()
     options._timeout = offer.patience
     options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=host)]
-    yield _DIST.ProcessGroupGloo(store, rank, offer.workers + 1, options)  # closed when nobody holds it
+    # closed when nobody holds it
+    yield _DIST.ProcessGroupGloo(store, rank, offer.workers + 1, options)
 
 
 _MAKING = threading.Lock()
@@ -178,7 +192,9 @@ _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def _nccl(store: Any, rank: int, offer: Offer) -> Any:
-    """Its `wait` raises what went wrong. As it is made otherwise, a thread of torch ends the process for that."""
+    """Its `wait` raises what went wrong. As it is made otherwise, a thread of torch ends the
+    process for that.
+    """
     options = _DIST.ProcessGroupNCCL.Options()
     options._timeout = offer.patience
     with _MAKING:

@@ -1,16 +1,18 @@
-"""Which weights a worker of a server computes with: compared with a trainer's, byte by byte, and digested.
+"""Which weights a worker of a server computes with: compared with a trainer's, byte by byte, and
+digested.
 
-The trainer's tensors are loaded once more, as a reload does it, but beside the model: vLLM's own loaders fuse them,
-take this worker's share of them and round them, its own processing quantises or packs them, and what comes of it is
-compared with what the model has. So a model that is split over several cards, in half precision or quantised, is
-compared as closely as any other. Afterwards the model has the very tensors that it had.
+The trainer's tensors are loaded once more, as a reload does it, but beside the model: vLLM's own
+loaders fuse them, take this worker's share of them and round them, its own processing quantises or
+packs them, and what comes of it is compared with what the model has. So a model that is split over
+several cards, in half precision or quantised, is compared as closely as any other. Afterwards the
+model has the very tensors that it had.
 
-What a kernel keeps in a form of its own (the packed matrices of a CPU) has no bytes to be read. There both sides are
-put to the same vectors, and the results compared bit by bit: each vector reaches a few columns, so that a change of
-a weight's last bit is seen.
+What a kernel keeps in a form of its own (the packed matrices of a CPU) has no bytes to be read.
+There both sides are put to the same vectors, and the results compared bit by bit: each vector
+reaches a few columns, so that a change of a weight's last bit is seen.
 
-A digest reads every parameter once, where it lies. It says whether anything has changed since another digest of the
-same process, and nothing else.
+A digest reads every parameter once, where it lies. It says whether anything has changed since
+another digest of the same process, and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ _ROWS = 64
 """Vectors that a packed matrix is put to."""
 _TIED = "(tied to model.embed_tokens.weight)"
 _RELOAD = "vllm.model_executor.model_loader.reload"
-_LAYERWISE = ("initialize_layerwise_reload", "_layerwise_process", "_copy_and_restore_kernel_tensors")
+_LAYERWISE = (
+    "initialize_layerwise_reload",
+    "_layerwise_process",
+    "_copy_and_restore_kernel_tensors",
+)
 
 
 @dataclass(slots=True)
@@ -56,7 +62,9 @@ class HeldWeights:
 
 
 _REGISTERED = ("_parameters", "_buffers")
-"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed: all is put back."""
+"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed: all is
+put back.
+"""
 
 
 class _Kept:
@@ -64,7 +72,9 @@ class _Kept:
 
     def __init__(self, module: nn.Module) -> None:
         self.own: dict[str, Any] = dict(module.__dict__)
-        self._all: list[tuple[str, dict[str, Tensor | None]]] = [(name, dict(self.own[name])) for name in _REGISTERED]
+        self._all: list[tuple[str, dict[str, Tensor | None]]] = [
+            (name, dict(self.own[name])) for name in _REGISTERED
+        ]
         (_, parameters), (_, buffers) = self._all
         self.parameters = {name: each for name, each in parameters.items() if each is not None}
         self.buffers = {name: each for name, each in buffers.items() if each is not None}
@@ -72,7 +82,9 @@ class _Kept:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, and the buffers that are part of a checkpoint."""
-        return self.parameters | {name: each for name, each in self.buffers.items() if name not in self._fleeting}
+        return self.parameters | {
+            name: each for name, each in self.buffers.items() if name not in self._fleeting
+        }
 
     def put_back(self, module: nn.Module) -> None:
         for name in [name for name in module.__dict__ if name not in self.own]:
@@ -92,14 +104,21 @@ def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> 
     if layerwise is None:
         for _ in tensors:
             pass
-        return HeldWeights(unknown=["all: this version of vLLM does not load its layers one by one"])
+        return HeldWeights(
+            unknown=["all: this version of vLLM does not load its layers one by one"]
+        )
     return _Shadow(model, layerwise, skipped).compared(tensors)
 
 
 def _layer_by_layer() -> tuple[Any, Iterable[str]]:
-    """VLLM's module that reloads so, and names of tensors that it writes to in place; None where it has none."""
+    """VLLM's module that reloads so, and names of tensors that it writes to in place; None where it
+    has none.
+    """
     try:
-        found, skipped = import_module(f"{_RELOAD}.layerwise"), import_module(f"{_RELOAD}.meta").SKIP_TENSORS
+        found, skipped = (
+            import_module(f"{_RELOAD}.layerwise"),
+            import_module(f"{_RELOAD}.meta").SKIP_TENSORS,
+        )
     except (ImportError, AttributeError):
         return None, ()
     return (found, skipped) if all(hasattr(found, name) for name in _LAYERWISE) else (None, ())
@@ -110,7 +129,9 @@ class _Shadow:
 
     def __init__(self, model: nn.Module, layerwise: Any, skipped: Iterable[str]) -> None:
         self._model, self._layerwise, self._skipped = model, layerwise, tuple(skipped)
-        self._names = {module: name.replace(".base_layer", "") for name, module in model.named_modules()}
+        self._names = {
+            module: name.replace(".base_layer", "") for name, module in model.named_modules()
+        }
         self._kept = {module: _Kept(module) for module in self._names}
         self._found = HeldWeights()
         self._seen: set[int] = set()
@@ -151,7 +172,9 @@ class _Shadow:
             module.__dict__["_parameters"][name] = own
 
     def _complete(self, module: nn.Module) -> None:
-        """Load what came of a layer that did not become whole; where it is padded, what came is all."""
+        """Load what came of a layer that did not become whole; where it is padded, what came is
+        all.
+        """
         info = self._layerwise.get_layerwise_info(module)
         if not info.can_load() or not info.load_numel:
             return
@@ -164,7 +187,8 @@ class _Shadow:
     def _compare(self, module: nn.Module, info: Any) -> None:
         """Called where a reload copies a layer's new tensors over those that it has."""
         kept, name = self._kept[module], self._names[module]
-        # a loader that leaves places out leaves them as they come, but that of a vocabulary, which makes them 0
+        # a loader that leaves places out leaves them as they come, but that of a vocabulary, which
+        # makes them 0
         whole = info.load_numel >= (info.load_numel_total or 0) or hasattr(module, "shard_indices")
         fresh: dict[str, Any] = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
         for each, live in kept.tensors().items():
@@ -175,14 +199,18 @@ class _Shadow:
             self._found.take(f"{name}.{each}", same if same or whole else None)
         shape = getattr(info.restore_metadata[0].get("weight"), "shape", ())
         if "cpu_linear" in kept.own:
-            self._found.take(f"{name}.weight", _same_results(kept.own, module.__dict__, shape, kept, fresh))
+            self._found.take(
+                f"{name}.weight", _same_results(kept.own, module.__dict__, shape, kept, fresh)
+            )
         elif not any(live.numel() for live in kept.parameters.values()):
             self._found.take(f"{name}: its kernel keeps it in a form of its own", None)
         self._compare_tied(module, kept, fresh.get("weight"), shape)
         kept.put_back(module)  # which frees what was made
 
     def _compare_tied(self, module: nn.Module, kept: _Kept, fresh: Any, shape: Any) -> None:
-        """An output layer that has its own packed copy of the embedding gets no tensor of its own."""
+        """An output layer that has its own packed copy of the embedding gets no tensor of its
+        own.
+        """
         shared = kept.parameters.get("weight")
         for head, other in self._kept.items():
             if head is module or shared is None or other.parameters.get("weight") is not shared:
@@ -197,12 +225,19 @@ class _Shadow:
 
 
 def _same_bytes(live: Tensor, fresh: Any) -> bool | None:
-    if not isinstance(fresh, Tensor) or fresh.is_meta or fresh.dtype != live.dtype or fresh.shape != live.shape:
+    if (
+        not isinstance(fresh, Tensor)
+        or fresh.is_meta
+        or fresh.dtype != live.dtype
+        or fresh.shape != live.shape
+    ):
         return None
     return torch.equal(_bytes(live), _bytes(fresh.to(live.device)))
 
 
-def _same_results(live: dict[str, Any], fresh: dict[str, Any], shape: Any, kept: _Kept, made: Any) -> bool | None:
+def _same_results(
+    live: dict[str, Any], fresh: dict[str, Any], shape: Any, kept: _Kept, made: Any
+) -> bool | None:
     if len(shape) != 2 or "cpu_linear" not in fresh:
         return None
     dtype = kept.parameters["weight"].dtype
@@ -213,7 +248,9 @@ def _same_results(live: dict[str, Any], fresh: dict[str, Any], shape: Any, kept:
 
 
 def _vectors(width: int, dtype: torch.dtype) -> Tensor:
-    """Each reaches the columns of one rest of a division, with signs that go from one to the next."""
+    """Each reaches the columns of one rest of a division,
+    with signs that go from one to the next.
+    """
     rows = min(_ROWS, width)
     columns = torch.arange(width)
     vectors = torch.zeros(rows, width)
@@ -227,7 +264,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compare_adapter(manager: Any, folder: str) -> HeldWeights:
-    """Hold the adapter that was loaded last to the files in `folder`, as the model's layers have it in their slots."""
+    """Hold the adapter that was loaded last to the files in `folder`, as the model's layers have it
+    in their slots.
+    """
     request = import_module("vllm.lora.request").LoRARequest
     found, adapters = HeldWeights(), manager._adapter_manager
     newest = max(manager.list_adapters(), default=0)
@@ -260,7 +299,9 @@ def _same_slot(module: nn.Module, slot: int, weights: Any) -> bool | None:
 
 @torch.inference_mode()
 def digest_of(model: nn.Module) -> str:
-    """One word for all that the model computes with: parameters, checkpointed buffers, packed matrices, adapters."""
+    """One word for all that the model computes with: parameters, checkpointed buffers, packed
+    matrices, adapters.
+    """
     said, sums, seen = hashlib.blake2b(digest_size=16), list[Tensor](), set[int]()
     for name, tensor, made in _held(model):
         if (id(tensor) in seen and not made) or not tensor.numel():
@@ -282,7 +323,9 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield f"{name}.{each}", tensor, False
         for each, held in kept.own.items():
             if each.endswith("_stacked"):
-                yield from ((f"{name}.{each}.{place}", tensor, False) for place, tensor in enumerate(held))
+                yield from (
+                    (f"{name}.{each}.{place}", tensor, False) for place, tensor in enumerate(held)
+                )
         layer, width = kept.own.get("cpu_linear"), kept.own.get("input_size_per_partition")
         width = kept.own.get("embedding_dim") if width is None else width
         if layer is not None and isinstance(width, int) and "weight" in kept.parameters:
@@ -298,7 +341,11 @@ def _sum(tensor: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         words = words.view(torch.int64)
-    places = torch.arange(1, min(_PIECE, max(1, len(words))) + 1, device=flat.device, dtype=torch.int64) * 2 + 1
+    places = (
+        torch.arange(1, min(_PIECE, max(1, len(words))) + 1, device=flat.device, dtype=torch.int64)
+        * 2
+        + 1
+    )
     plain, placed = flat[whole:].to(torch.int64).sum(), flat[whole:].to(torch.int64).sum()
     for piece in words.split(_PIECE):
         plain = plain * 31 + piece.sum()

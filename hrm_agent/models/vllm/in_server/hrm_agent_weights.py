@@ -1,16 +1,19 @@
-"""What a vLLM server runs to take weights from a trainer, and to say which of them it has: a worker extension.
+"""What a vLLM server runs to take weights from a trainer, and to say which of them it has: a worker
+extension.
 
     PYTHONPATH=<this folder> VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls hrm_agent_weights.WeightsFromTrainer
 
-The modules in this folder import nothing of the package, since the server has an environment of its own. The methods
-are called through `/collective_rpc`, with strings alone, in each worker of the server. Weights come from a safetensors
-file, named by its path, or from the trainer itself, by an offer (`hrm_agent_group.py`).
+The modules in this folder import nothing of the package, since the server has an environment of its
+own. The methods are called through `/collective_rpc`, with strings alone, in each worker of the
+server. Weights come from a safetensors file, named by its path, or from the trainer itself, by an
+offer (`hrm_agent_group.py`).
 
-`model.load_weights` on its own is not enough: where a backend keeps a packed copy of a matrix (oneDNN on a CPU, which
-drops the plain one), that copy stays as it was, and with tied embeddings the output layer's does so without any error.
-So weights are loaded by vLLM's own reload, layer by layer, and then each layer that shares its matrix with another is
-packed again. Whether that has come to pass is not believed: `hrm_differing_weights` compares what every layer has
+`model.load_weights` on its own is not enough: where a backend keeps a packed copy of a matrix
+(oneDNN on a CPU, which drops the plain one), that copy stays as it was, and with tied embeddings
+the output layer's does so without any error. So weights are loaded by vLLM's own reload, layer by
+layer, and then each layer that shares its matrix with another is packed again. Whether that has
+come to pass is not believed: `hrm_differing_weights` compares what every layer has
 (`hrm_agent_held.py`), and `hrm_watch` says again and again whether it is still that.
 """
 
@@ -49,7 +52,9 @@ class WeightsFromTrainer:
         return {"rank": self.rank, "gpu": gpu_of(self.device)}
 
     def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
-        """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or an offer."""
+        """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or
+        an offer.
+        """
         self.hrm_version: int | None = None  # until all are there
         self.hrm_taken = getattr(self, "hrm_taken", 0) + 1
         failures: list[Exception] = []
@@ -67,9 +72,11 @@ class WeightsFromTrainer:
         return {"version": self.hrm_version}
 
     def hrm_differing_weights(self, source: str) -> dict[str, Any]:
-        """Names of the tensors of a path, or an offer, that this worker does not compute with; and of `unknown` ones.
+        """Names of the tensors of a path, or an offer, that this worker does not compute with; and
+        of `unknown` ones.
 
-        An adapter's folder is compared with the adapter that was loaded last. `digest` is of what was looked at.
+        An adapter's folder is compared with the adapter that was loaded last. `digest` is of what
+        was looked at.
         """
         model = self.model_runner.get_model()
         failures: list[Exception] = []
@@ -92,11 +99,16 @@ class WeightsFromTrainer:
         return _told(found) | {"digest": digest_of(model)}
 
     def hrm_watch(self, digest: str = "") -> dict[str, Any]:
-        """Which process this is, what it was last given, and how far its requests are: once a second or so.
+        """Which process this is, what it was last given, and how far its requests are: once a
+        second or so.
 
         `digest`: whether all weights are read for one.
         """
-        said: dict[str, Any] = {"rank": self.rank, "boot": _BOOT, "version": getattr(self, "hrm_version", None)}
+        said: dict[str, Any] = {
+            "rank": self.rank,
+            "boot": _BOOT,
+            "version": getattr(self, "hrm_version", None),
+        }
         said["taken"] = getattr(self, "hrm_taken", 0)
         if self.rank == 0:
             said["requests"] = _sampled(self.model_runner)
@@ -111,14 +123,19 @@ def _told(found: HeldWeights) -> dict[str, Any]:
 
 
 def _sampled(runner: Any) -> dict[str, int] | None:
-    """Tokens of each request that is being answered, its prompt among them; None where this vLLM does not show it."""
+    """Tokens of each request that is being answered, its prompt among them; None where this vLLM
+    does not show it.
+    """
     requests = getattr(runner, "requests", None)
     if isinstance(requests, dict):
         return {name: int(each.num_tokens) for name, each in requests.items()}
     states = getattr(runner, "req_states", None)
     if states is None:
         return None
-    return {name: int(states.num_computed_tokens_np[place]) for name, place in states.req_id_to_index.items()}
+    return {
+        name: int(states.num_computed_tokens_np[place])
+        for name, place in states.req_id_to_index.items()
+    }
 
 
 def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Tensor]]:
@@ -129,7 +146,9 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
         return
     files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else [Path(source)]
     if not files or not files[0].is_file():
-        raise FileNotFoundError(f"no weights at {source}: the server does not see the trainer's folder")
+        raise FileNotFoundError(
+            f"no weights at {source}: the server does not see the trainer's folder"
+        )
     for each in files:
         with safe_open(each, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no dict
@@ -137,23 +156,35 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    """Said and not raised: where one of several workers raises, vLLM takes what the others say for the next answer."""
+    """Said and not raised: where one of several workers raises, vLLM takes what the others say for
+    the next answer.
+    """
     return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _to_an_end(tensors: Generator[tuple[str, Tensor]], failures: list[Exception]) -> Generator[tuple[str, Tensor]]:
-    """A reload that an error ends leaves layers that cannot be loaded any more; one that lacks tensors does not."""
+def _to_an_end(
+    tensors: Generator[tuple[str, Tensor]], failures: list[Exception]
+) -> Generator[tuple[str, Tensor]]:
+    """A reload that an error ends leaves layers that cannot be loaded any more; one that lacks
+    tensors does not.
+    """
     with closing(tensors):
         try:
             yield from tensors
         except Exception as error:
             error.__context__ = error.__cause__ = None
-            failures.append(error.with_traceback(None))  # which would keep the group and its connections
+            # which would keep the group and its connections
+            failures.append(error.with_traceback(None))
 
 
 def _pack_tied(model: nn.Module) -> None:
-    """An output layer tied to the embedding gets no tensor of its own, and so is not packed anew by a reload."""
-    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    """An output layer tied to the embedding gets no tensor of its own, and so is not packed anew by
+    a reload.
+    """
+    head, embedding = (
+        getattr(model, "lm_head", None),
+        getattr(getattr(model, "model", None), "embed_tokens", None),
+    )
     head, embedding = _plain(head), _plain(embedding)
     if head is None or embedding is None or head is embedding or not hasattr(head, "quant_method"):
         return

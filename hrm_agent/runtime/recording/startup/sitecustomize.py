@@ -1,4 +1,6 @@
-"""Run first by a Python that `hrm-agent record` has started; then comes the `sitecustomize` that it hides."""
+"""Run first by a Python that `hrm-agent record` has started; then comes the `sitecustomize` that it
+hides.
+"""
 
 import importlib
 import os
@@ -11,7 +13,9 @@ if os.environ.get("HRM_AGENT_STORE"):
     try:
         from hrm_agent.runtime.recording.hook import install
     except ImportError as error:  # another Python than that of the command
-        sys.stderr.write(f"hrm-agent: nothing is recorded: {sys.executable} has no hrm-agent ({error}).\n")
+        sys.stderr.write(
+            f"hrm-agent: nothing is recorded: {sys.executable} has no hrm-agent ({error}).\n"
+        )
     else:
         install(_strict)
 

@@ -1,18 +1,21 @@
-"""ATIF, the Agent Trajectory Interchange Format, version 1.8: one document a run, one document a line.
+"""ATIF, the Agent Trajectory Interchange Format, version 1.8: one document a run, one document a
+line.
 
-A file of one run is the `trajectory.json` that other programs read. A step is one model call with its tool calls and
-their results; system and user turns are steps of their own. `prompt_token_ids` is all that the model saw, so that a
-file grows with the square of a conversation's length.
+A file of one run is the `trajectory.json` that other programs read. A step is one model call with
+its tool calls and their results; system and user turns are steps of their own. `prompt_token_ids`
+is all that the model saw, so that a file grows with the square of a conversation's length.
 
-Steps are read as one conversation in order. A run with several (parallel solvers, a planner and its critic, two samples
-of one request) has each of them in `subagent_trajectories`, and its own steps are the task and, for each conversation,
-a step without a model call (`llm_call_count` 0) that refers to it: in one list of steps, programs that make training
-data of ATIF would take one solver's words for what another one was told. `extra.node` names the node of a graph. What a
-conversation shares with one before it, or a fork with the run that it left, is marked `is_copied_context`.
+Steps are read as one conversation in order. A run with several (parallel solvers, a planner and its
+critic, two samples of one request) has each of them in `subagent_trajectories`, and its own steps
+are the task and, for each conversation, a step without a model call (`llm_call_count` 0) that
+refers to it: in one list of steps, programs that make training data of ATIF would take one solver's
+words for what another one was told. `extra.node` names the node of a graph. What a conversation
+shares with one before it, or a fork with the run that it left, is marked `is_copied_context`.
 
-ATIF has no field for rewards, status, task and masks: `extra.reward` and `extra.rewards` are there for every reader,
-and `extra.hrm_agent` holds what makes the file a trajectory again: identities, links, sampling, outcomes of tools.
-Messages that cannot be proved (see `Messages`) have no step, and `notes` says so.
+ATIF has no field for rewards, status, task and masks: `extra.reward` and `extra.rewards` are there
+for every reader, and `extra.hrm_agent` holds what makes the file a trajectory again: identities,
+links, sampling, outcomes of tools. Messages that cannot be proved (see `Messages`) have no step,
+and `notes` says so.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def atif_rows(known: RequestHints) -> RowMaker:
 
 @dataclass
 class _Document:
-    """One run on its way into ATIF: what has been told already is told again as copied context only."""
+    """One run on its way into ATIF: what has been told already is told again as copied context
+    only.
+    """
 
     trajectory: Trajectory
     known: RequestHints
@@ -69,7 +74,8 @@ class _Document:
             steps, tools, inner = conversations[0], found[0].tools, None
         else:
             inner = [
-                self._subagent(i, line, steps) for i, (line, steps) in enumerate(zip(found, conversations, strict=True))
+                self._subagent(i, line, steps)
+                for i, (line, steps) in enumerate(zip(found, conversations, strict=True))
             ]
             steps, tools = self._dispatch(found, inner), ()
         return _filled(
@@ -110,7 +116,10 @@ class _Document:
         """The steps of a run of several conversations: its task, and a reference to each."""
         steps: list[Row] = [{"source": "user", "message": self.trajectory.task.prompt}]
         for line, subagent in zip(found, inner, strict=True):
-            reference = {"trajectory_id": subagent["trajectory_id"], "session_id": self.trajectory.thread_id}
+            reference = {
+                "trajectory_id": subagent["trajectory_id"],
+                "session_id": self.trajectory.thread_id,
+            }
             steps.append(
                 {
                     "source": "agent",
@@ -131,8 +140,12 @@ class _Document:
                 "rewards": run.rewards or None,
                 "status": run.status.value,
                 OURS: {
-                    "trajectory": run.model_dump(mode="json", exclude={"calls", "tool_calls", "rewards"}),
-                    "tool_calls": [self._record(one) for left in self.results.values() for one in left],
+                    "trajectory": run.model_dump(
+                        mode="json", exclude={"calls", "tool_calls", "rewards"}
+                    ),
+                    "tool_calls": [
+                        self._record(one) for left in self.results.values() for one in left
+                    ],
                 },
             }
         )
@@ -177,19 +190,30 @@ class _Document:
             self.told.add(call.id)
             index = next(i for i, one in enumerate(self.trajectory.calls) if one.id == call.id)
             shown["metrics"] = _metrics(call, self.trajectory)
-            extra[OURS] = {"index": index, "request": call.request is not None, "call": call_record(call, shown)}
+            extra[OURS] = {
+                "index": index,
+                "request": call.request is not None,
+                "call": call_record(call, shown),
+            }
         return _filled(shown)
 
     def _add_result(self, step: Row, message: ToolMessage) -> None:
         """What the model was shown, and, where it is that of a call on record, how that ended."""
         content = parts_of(message)
-        named = next((c for c in step.get("tool_calls", ()) if c["tool_call_id"] == message.tool_call_id), None)
+        named = next(
+            (c for c in step.get("tool_calls", ()) if c["tool_call_id"] == message.tool_call_id),
+            None,
+        )
         records = self.results.get(message.tool_call_id, [])
-        record = next((one for one in records if _is_of(one, named) and one.content == message.text), None)
+        record = next(
+            (one for one in records if _is_of(one, named) and one.content == message.text), None
+        )
         self._add(step, message.tool_call_id if named else None, content, record)
 
     def _add_recorded(self, steps: list[Row]) -> None:
-        """The results that no message of the conversation shows: of its last answer, or where it is not proved."""
+        """The results that no message of the conversation shows: of its last answer, or where it is
+        not proved.
+        """
         if not steps or steps[-1]["source"] != "agent" or "observation" in steps[-1]:
             return
         for named in steps[-1].get("tool_calls", ()):
@@ -212,21 +236,32 @@ class _Document:
 
 
 def _said(message: BaseMessage) -> Row:
-    """A turn of neither the system nor the model. ATIF knows three sources: a role of one's own is named in `extra`."""
+    """A turn of neither the system nor the model. ATIF knows three sources: a role of one's own is
+    named in `extra`.
+    """
     step: Row = {"source": "user", "message": parts_of(message)}
     return step if isinstance(message, HumanMessage) else {**step, "extra": {"role": message.type}}
 
 
 def _asked(message: AIMessage) -> list[Row]:
     return [
-        {"tool_call_id": call["id"] or f"call_{i}", "function_name": call["name"], "arguments": call["args"]}
+        {
+            "tool_call_id": call["id"] or f"call_{i}",
+            "function_name": call["name"],
+            "arguments": call["args"],
+        }
         for i, call in enumerate(message.tool_calls)
     ]
 
 
 def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:
-    """True for a record of the call as the model made it; of one that could not be decoded there is only the id."""
-    return named is None or (record.name, record.arguments) == (named["function_name"], named["arguments"])
+    """True for a record of the call as the model made it; of one that could not be decoded there is
+    only the id.
+    """
+    return named is None or (record.name, record.arguments) == (
+        named["function_name"],
+        named["arguments"],
+    )
 
 
 def _metrics(call: Call, trajectory: Trajectory) -> Row | None:
@@ -245,7 +280,9 @@ def _usage(call: Call, trajectory: Trajectory) -> ReportedUsage:
     usage = usage_of(call)
     if not call.token_ids:
         return usage
-    return replace(usage, prompt_tokens=len(_seen(call, trajectory)), completion_tokens=call.sampled_tokens)
+    return replace(
+        usage, prompt_tokens=len(_seen(call, trajectory)), completion_tokens=call.sampled_tokens
+    )
 
 
 def _seen(call: Call, trajectory: Trajectory) -> tuple[int, ...]:
@@ -255,7 +292,9 @@ def _seen(call: Call, trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def _totals(trajectory: Trajectory, steps: int) -> Row:
-    """Sums over this run's own calls. One that is not known of all of them would be too small, and is left out."""
+    """Sums over this run's own calls. One that is not known of all of them would be too small, and
+    is left out.
+    """
     found = [asdict(_usage(call, trajectory)) for call in trajectory.own_calls]
     totals: Row = {"total_steps": steps}
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
@@ -267,9 +306,15 @@ def _totals(trajectory: Trajectory, steps: int) -> Row:
 def _notes(found: list[Line]) -> str:
     notes: list[str] = []
     if len(found) > 1:
-        notes.append(f"The run had {len(found)} conversations; final_metrics counts the model calls of all of them.")
+        notes.append(
+            f"The run had {len(found)} conversations; final_metrics counts the model calls of all"
+            " of them."
+        )
     if unproved := sum(not line.proved for line in found):
-        notes.append(f"Of {unproved} conversations the messages that were sent are not on record: answers stand alone.")
+        notes.append(
+            f"Of {unproved} conversations the messages that were sent are not on record: answers"
+            " stand alone."
+        )
     return " ".join(notes)
 
 

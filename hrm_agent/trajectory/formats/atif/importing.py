@@ -1,13 +1,16 @@
-"""ATIF documents in: those that were written here as the trajectories they were, those of other agents as runs.
+"""ATIF documents in: those that were written here as the trajectories they were, those of other
+agents as runs.
 
-A document of ours carries in `extra.hrm_agent` what ATIF has no field for. Its tokens, masks and log-probs come from
-the metrics of its steps and its texts from the steps, so that who edits a step edits what is read back.
+A document of ours carries in `extra.hrm_agent` what ATIF has no field for. Its tokens, masks and
+log-probs come from the metrics of its steps and its texts from the steps, so that who edits a step
+edits what is read back.
 
-A document of another agent has one model call for each step of the agent, and the steps before it, in order, are taken
-for what the model was sent. Its subagents are conversations of the same run. Steps that were copied from elsewhere are
-context; steps without a model call give tool calls only. `extra.reward` and `extra.rewards` are rewards where they are
-numbers from 0 to 1; everything else that a document says of itself is kept in `task.metadata`. Files that a document
-refers to are not opened.
+A document of another agent has one model call for each step of the agent, and the steps before it,
+in order, are taken for what the model was sent. Its subagents are conversations of the same run.
+Steps that were copied from elsewhere are context; steps without a model call give tool calls only.
+`extra.reward` and `extra.rewards` are rewards where they are numbers from 0 to 1; everything else
+that a document says of itself is kept in `task.metadata`. Files that a document refers to are not
+opened.
 """
 
 from __future__ import annotations
@@ -21,9 +24,21 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from hrm_agent.errors import StoreVersionError
 from hrm_agent.trajectory.formats.atif.own import is_own, own_trajectory
 from hrm_agent.trajectory.formats.atif.parts import blocks_of
-from hrm_agent.trajectory.formats.atif_schema import NEWEST, AtifDocument, AtifPart, AtifResult, AtifStep, AtifToolUse
+from hrm_agent.trajectory.formats.atif_schema import (
+    NEWEST,
+    AtifDocument,
+    AtifPart,
+    AtifResult,
+    AtifStep,
+    AtifToolUse,
+)
 from hrm_agent.trajectory.formats.shared.json_documents import documents, refused, valid
-from hrm_agent.trajectory.formats.shared.message_runs import NO_PROMPT_TOKENS, ForeignRun, Tokens, in_range
+from hrm_agent.trajectory.formats.shared.message_runs import (
+    NO_PROMPT_TOKENS,
+    ForeignRun,
+    Tokens,
+    in_range,
+)
 from hrm_agent.trajectory.formats.shared.reported import ReportedUsage, usage_parts
 from hrm_agent.trajectory.formats.shared.rows import Row
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
@@ -42,7 +57,11 @@ def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
     for place, row in documents(path):
         _refuse_newer(row, place)
         document = valid(AtifDocument, row, place)
-        yield own_trajectory(document, place) if is_own(document) else _foreign(document, row, place, origin)
+        yield (
+            own_trajectory(document, place)
+            if is_own(document)
+            else _foreign(document, row, place, origin)
+        )
 
 
 def _refuse_newer(row: Row, place: str) -> None:
@@ -57,13 +76,17 @@ def _refuse_newer(row: Row, place: str) -> None:
 
 def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Trajectory:
     moments = [moment for step in document.steps if (moment := step.seconds) is not None]
-    model = document.agent.model_name or next((step.model_name for step in document.steps if step.model_name), None)
+    model = document.agent.model_name or next(
+        (step.model_name for step in document.steps if step.model_name), None
+    )
     began, ended = (min(moments), max(moments)) if moments else (0.0, 0.0)
     run = ForeignRun.of(content_hash("atif", row), origin, place, model, began, ended)
     _tell(run, document, place)
     prompt = next((_text(step.message) for step in document.steps if step.source == "user"), "")
     task = content_hash("atif", prompt)
-    answers = [_text(step.message) for step in document.steps if step.source == "agent" and step.message]
+    answers = [
+        _text(step.message) for step in document.steps if step.source == "agent" and step.message
+    ]
     went_on = document.continued_trajectory_ref is not None
     return run.finish(
         task=TaskRef(id=task, family="atif", prompt=prompt, metadata=_metadata(document)),
@@ -76,8 +99,12 @@ def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Tr
 
 
 def _metadata(document: AtifDocument) -> Row:
-    """What a document says of itself besides its steps. `reward` of it is no number from 0 to 1, where it is here."""
-    told = document.model_dump(mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True)
+    """What a document says of itself besides its steps. `reward` of it is no number from 0 to 1,
+    where it is here.
+    """
+    told = document.model_dump(
+        mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
+    )
     return {"atif": told}
 
 
@@ -91,7 +118,9 @@ def _rewards(extra: Row) -> dict[str, float]:
     return rewards | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
 
 
-def _tell(run: ForeignRun, document: AtifDocument, place: str, at: str = "", level: int = 0) -> None:
+def _tell(
+    run: ForeignRun, document: AtifDocument, place: str, at: str = "", level: int = 0
+) -> None:
     """The conversation of a document, then those of its subagents."""
     if level > _MOST_NESTED:
         refused(place, at, f"subagents are nested more than {_MOST_NESTED} levels deep")
@@ -131,12 +160,21 @@ def _add(run: ForeignRun, step: AtifStep, document: AtifDocument, node: str, tas
 def _message(step: AtifStep, content: Any) -> AIMessage:
     metrics = step.metrics
     usage = ReportedUsage(
-        *(() if metrics is None else (metrics.prompt_tokens, metrics.completion_tokens, metrics.cached_tokens)),
+        *(
+            ()
+            if metrics is None
+            else (metrics.prompt_tokens, metrics.completion_tokens, metrics.cached_tokens)
+        ),
         cost_usd=metrics.cost_usd if metrics else None,
     )
     thought = {REASONING: step.reasoning_content} if step.reasoning_content else {}
     asked = [
-        {"type": "tool_call", "id": call.tool_call_id, "name": call.function_name, "args": call.arguments}
+        {
+            "type": "tool_call",
+            "id": call.tool_call_id,
+            "name": call.function_name,
+            "args": call.arguments,
+        }
         for call in step.tool_calls or ()
     ]
     return AIMessage(content, tool_calls=asked, additional_kwargs=thought, **usage_parts(usage))
@@ -145,7 +183,12 @@ def _message(step: AtifStep, content: Any) -> AIMessage:
 def _tokens(step: AtifStep) -> Tokens | None:
     """The exact tokens, where the step has those of one call, prompt and answer."""
     metrics = step.metrics
-    if metrics is None or not metrics.prompt_token_ids or not metrics.completion_token_ids or _several(step):
+    if (
+        metrics is None
+        or not metrics.prompt_token_ids
+        or not metrics.completion_token_ids
+        or _several(step)
+    ):
         return None
     return Tokens(metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
 
@@ -174,7 +217,14 @@ def _add_results(run: ForeignRun, step: AtifStep, node: str, moment: float, task
 
 
 def _add_tool_result(
-    run: ForeignRun, call: AtifToolUse, result: AtifResult, text: str, *, node: str, moment: float, task: str
+    run: ForeignRun,
+    call: AtifToolUse,
+    result: AtifResult,
+    text: str,
+    *,
+    node: str,
+    moment: float,
+    task: str,
 ) -> None:
     run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
     run.tool_result(
@@ -191,11 +241,15 @@ def _add_tool_result(
 
 
 def _status(extra: Row) -> ToolStatus:
-    """ATIF does not tell how a call ended: `ok`, unless the result's `extra` has a word for something else."""
+    """ATIF does not tell how a call ended: `ok`, unless the result's `extra` has a word for
+    something else.
+    """
     told = extra.get("status")
     if isinstance(told, str) and told in {status.value for status in ToolStatus}:
         return ToolStatus(told)
-    return ToolStatus.ERROR if extra.get("is_error") is True or extra.get("error") else ToolStatus.OK
+    return (
+        ToolStatus.ERROR if extra.get("is_error") is True or extra.get("error") else ToolStatus.OK
+    )
 
 
 def _last_moment(run: ForeignRun) -> float:

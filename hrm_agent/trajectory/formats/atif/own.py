@@ -42,7 +42,9 @@ def own_trajectory(document: AtifDocument, place: str) -> Trajectory:
         "tool_calls": tuple(found.tool_calls[index] for index in sorted(found.tool_calls)),
     }
     bare = valid(Trajectory, record, place, f"extra.{OURS}.trajectory")
-    trajectory = bare.model_copy(update={"calls": tuple(found.calls[index] for index in sorted(found.calls))})
+    trajectory = bare.model_copy(
+        update={"calls": tuple(found.calls[index] for index in sorted(found.calls))}
+    )
     if problems := lint(trajectory):
         raise StoreError(
             f"{place} is not a valid trajectory: {problems[0].name}: {problems[0].message}.",
@@ -78,7 +80,9 @@ class _Reading:
             if step.source == "agent":
                 self._read_answer(step, messages, here)
             else:
-                messages.append(SystemMessage(content) if step.source == "system" else HumanMessage(content))
+                messages.append(
+                    SystemMessage(content) if step.source == "system" else HumanMessage(content)
+                )
             for number, result in enumerate(step.observation.results if step.observation else ()):
                 self._read_result(step, result, messages, f"{here}.observation.results[{number}]")
 
@@ -90,25 +94,40 @@ class _Reading:
             return
         ours = _mapping(held, self.place, f"{at}.extra.{OURS}")
         facts = dict(_mapping(ours.get("call"), self.place, f"{at}.extra.{OURS}.call"))
-        facts["response"] = {**said, **_mapping(facts.get("response"), self.place, f"{at}.extra.{OURS}.call.response")}
-        call = valid(Call, facts | self._tokens(step, facts, at), self.place, f"{at}.extra.{OURS}.call")
+        facts["response"] = {
+            **said,
+            **_mapping(facts.get("response"), self.place, f"{at}.extra.{OURS}.call.response"),
+        }
+        call = valid(
+            Call, facts | self._tokens(step, facts, at), self.place, f"{at}.extra.{OURS}.call"
+        )
         answer = valid(AIMessage, call.response, self.place, at)
         sent = tuple(messages)
         messages.append(answer)
         if ours.get("request") is True and call.context_hash == context_hash(messages):
-            call = call.model_copy(update={"request": tuple(message.model_dump(mode="json") for message in sent)})
+            call = call.model_copy(
+                update={"request": tuple(message.model_dump(mode="json") for message in sent)}
+            )
         index = self._index(ours, self.calls, f"{at}.extra.{OURS}.index")
         self.calls[index] = call
 
     def _tokens(self, step: AtifStep, facts: Row, at: str) -> Row:
         """The tokens that the call adds to the one it extends."""
         metrics = step.metrics
-        if metrics is None or metrics.prompt_token_ids is None or metrics.completion_token_ids is None:
+        if (
+            metrics is None
+            or metrics.prompt_token_ids is None
+            or metrics.completion_token_ids is None
+        ):
             return {}
         prompt, sampled = tuple(metrics.prompt_token_ids), tuple(metrics.completion_token_ids)
         before = self.seen.get(str(facts.get("parent")), ())
         if facts.get("parent") is not None and (not before or prompt[: len(before)] != before):
-            refused(self.place, f"{at}.metrics.prompt_token_ids", "they do not begin with the call that they extend")
+            refused(
+                self.place,
+                f"{at}.metrics.prompt_token_ids",
+                "they do not begin with the call that they extend",
+            )
         inserted = prompt[len(before) :]
         self.seen[str(facts.get("id"))] = (*prompt, *sampled)
         logprobs = tuple(metrics.logprobs or (0.0,) * len(sampled))
@@ -118,7 +137,9 @@ class _Reading:
             "logprobs": (0.0,) * len(inserted) + logprobs,
         }
 
-    def _read_result(self, step: AtifStep, result: AtifResult, messages: list[BaseMessage], at: str) -> None:
+    def _read_result(
+        self, step: AtifStep, result: AtifResult, messages: list[BaseMessage], at: str
+    ) -> None:
         held = (result.extra or {}).get(OURS)
         record = None if held is None else self.take_tool_call(held, f"{at}.extra.{OURS}")
         if result.content is None:

@@ -1,4 +1,6 @@
-"""What the writer and the reader of ATIF share: content, and the part of an answer that ATIF has no field for."""
+"""What the writer and the reader of ATIF share: content, and the part of an answer that ATIF has no
+field for.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,31 @@ ATIF_VERSION = "ATIF-v1.8"
 OURS = "hrm_agent"
 """Key of `extra` under which stands what makes a document a trajectory again."""
 
-_IMAGES = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
+_IMAGES = {
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "gif": "image/gif",
+    "webp": "image/webp",
+}
 _DATA = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,")
 
 
 def parts_of(message: BaseMessage) -> str | list[Row]:
-    """The content: text, or parts where an image is among them. A kind of part that ATIF lacks is named instead."""
+    """The content: text, or parts where an image is among them. A kind of part that ATIF lacks is
+    named instead.
+    """
     content: Any = message.content
     if isinstance(content, str):
         return content
-    blocks = [{"type": "text", "text": one} if isinstance(one, str) else one for one in cast("list[Any]", content)]
-    if not any(_source(block) or block.get("type") in ("image", "audio", "file", "image_url") for block in blocks):
+    blocks = [
+        {"type": "text", "text": one} if isinstance(one, str) else one
+        for one in cast("list[Any]", content)
+    ]
+    if not any(
+        _source(block) or block.get("type") in ("image", "audio", "file", "image_url")
+        for block in blocks
+    ):
         return message.text
     return [part for block in blocks if (part := _part(block)) is not None]
 
@@ -39,11 +55,16 @@ def _part(block: Mapping[str, Any]) -> Row | None:
         return {"type": "image", "source": source}
     if block.get("type") in ("tool_use", "tool_call", "thinking", "reasoning"):
         return None  # told in fields of their own
-    return {"type": "text", "text": f"[a part of the type {block.get('type')}, which ATIF has no form for]"}
+    return {
+        "type": "text",
+        "text": f"[a part of the type {block.get('type')}, which ATIF has no form for]",
+    }
 
 
 def _source(block: Mapping[str, Any]) -> Row | None:
-    """Address and media type of an image; None for what is none, or none of the four types that ATIF knows."""
+    """Address and media type of an image; None for what is none, or none of the four types that
+    ATIF knows.
+    """
     if block.get("type") != "image_url":
         return None
     held = block.get("image_url")
@@ -72,10 +93,14 @@ def blocks_of(message: str | list[Row]) -> str | list[str | dict[str, Any]]:
 
 def call_record(call: Call, step: Mapping[str, Any]) -> Row:
     """The call without its tokens and messages, and of its answer without what the step says."""
-    record = call.model_dump(mode="json", exclude={"token_ids", "mask", "logprobs", "request", "response"})
+    record = call.model_dump(
+        mode="json", exclude={"token_ids", "mask", "logprobs", "request", "response"}
+    )
     said = response_of(step)
     held = call.response.items()
-    record["response"] = {name: value for name, value in held if name not in said or said[name] != value}
+    record["response"] = {
+        name: value for name, value in held if name not in said or said[name] != value
+    }
     return record
 
 

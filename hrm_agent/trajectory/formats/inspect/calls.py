@@ -1,4 +1,6 @@
-"""Model calls and tool calls of a sample of inspect_ai, out of its events or of its conversation."""
+"""Model calls and tool calls of a sample of inspect_ai,
+out of its events or of its conversation.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def tell(run: ForeignRun, sample: InspectSample, place: str, at: str) -> None:
     if not any(event.get("event") == "model" for _, event, _ in events):
         _tell_conversation(run, sample)
         return
-    pool = [_message(message) for message in (sample.events_data.messages if sample.events_data else ())]
+    pool = [
+        _message(message) for message in (sample.events_data.messages if sample.events_data else ())
+    ]
     prefix = f"{at}." if at else ""
     for index, event, node in events:
         here = f"{prefix}events[{index}]"
@@ -56,7 +60,9 @@ def tell(run: ForeignRun, sample: InspectSample, place: str, at: str) -> None:
 
 
 def _of_the_run(events: list[Row]) -> Iterator[tuple[int, Row, str]]:
-    """Model and tool events with their place in the log and the solver or agent they are of, those of scorers not."""
+    """Model and tool events with their place in the log and the solver or agent they are of, those
+    of scorers not.
+    """
     spans: dict[str, list[tuple[str, str]]] = {}
     steps: list[tuple[str, str]] = []
     for index, event in enumerate(events):
@@ -68,11 +74,21 @@ def _of_the_run(events: list[Row]) -> Iterator[tuple[int, Row, str]]:
         elif kind in ("model", "tool"):
             around = [*steps, *spans.get(str(event.get("span_id")), [])]
             if not any(one.startswith("scorer") for one, _ in around):
-                yield index, event, next((name for one, name in reversed(around) if one in ("agent", "solver")), "")
+                yield (
+                    index,
+                    event,
+                    next(
+                        (name for one, name in reversed(around) if one in ("agent", "solver")), ""
+                    ),
+                )
 
 
 def _add_call(
-    run: ForeignRun, event: InspectModelEvent, pool: list[BaseMessage], node: str, where: tuple[str, str]
+    run: ForeignRun,
+    event: InspectModelEvent,
+    pool: list[BaseMessage],
+    node: str,
+    where: tuple[str, str],
 ) -> None:
     """A call that came to nothing, or had not ended, is none."""
     if event.pending or not event.output.choices or event.error is not None:
@@ -85,7 +101,11 @@ def _add_call(
     began = event.timestamp if event.timestamp is not None else run.assembly.started_at
     answer = _message(choice.message, event.output.usage)
     if not isinstance(answer, AIMessage):
-        refused(where[0], f"{where[1]}.output.choices[0].message.role", "a model answers as the assistant")
+        refused(
+            where[0],
+            f"{where[1]}.output.choices[0].message.role",
+            "a model answers as the assistant",
+        )
     run.answer(
         answer,
         tools=[_tool(tool) for tool in event.tools],
@@ -98,10 +118,16 @@ def _add_call(
     )
 
 
-def _named(refs: list[list[int]] | None, pool: list[BaseMessage], where: tuple[str, str]) -> Iterator[BaseMessage]:
+def _named(
+    refs: list[list[int]] | None, pool: list[BaseMessage], where: tuple[str, str]
+) -> Iterator[BaseMessage]:
     for ref in refs or ():
         if len(ref) != 2 or not 0 <= ref[0] <= ref[1] <= len(pool):
-            refused(where[0], f"{where[1]}.input_refs", f"{ref} is no range of the {len(pool)} messages of events_data")
+            refused(
+                where[0],
+                f"{where[1]}.input_refs",
+                f"{ref} is no range of the {len(pool)} messages of events_data",
+            )
         yield from islice(pool, *ref)
 
 
@@ -125,7 +151,9 @@ def _add_tool_call(run: ForeignRun, event: InspectToolEvent, node: str, index: i
 
 
 def _tell_conversation(run: ForeignRun, sample: InspectSample) -> None:
-    """The conversation at the end of a sample, each answer taken for a call that was sent what stands before it."""
+    """The conversation at the end of a sample, each answer taken for a call that was sent what
+    stands before it.
+    """
     run.begin()
     asked: Row = {}
     for index, message in enumerate(sample.messages):
@@ -179,7 +207,13 @@ def _answer(message: InspectMessage, content: Any, usage: InspectUsage | None) -
             if call.parse_error is None
         ],
         invalid_tool_calls=[
-            {"type": "invalid_tool_call", "id": call.id, "name": call.function, "args": None, "error": call.parse_error}
+            {
+                "type": "invalid_tool_call",
+                "id": call.id,
+                "name": call.function,
+                "args": None,
+                "error": call.parse_error,
+            }
             for call in calls
             if call.parse_error is not None
         ],
@@ -197,12 +231,19 @@ def _usage(usage: InspectUsage | None) -> ReportedUsage:
 
 
 def _tool(tool: Mapping[str, Any]) -> Row:
-    function = {name: tool.get(name) or default for name, default in (("name", ""), ("description", ""))}
-    return {"type": "function", "function": {**function, "parameters": tool.get("parameters") or {}}}
+    function = {
+        name: tool.get(name) or default for name, default in (("name", ""), ("description", ""))
+    }
+    return {
+        "type": "function",
+        "function": {**function, "parameters": tool.get("parameters") or {}},
+    }
 
 
 def _content(content: str | list[Row]) -> str | list[Row]:
-    """Text, or parts in OpenAI's form where an image is among them. Thoughts stand apart from what was said."""
+    """Text, or parts in OpenAI's form where an image is among them. Thoughts stand apart from what
+    was said.
+    """
     if isinstance(content, str):
         return content
     parts = [_part(part) for part in content if part.get("type") != "reasoning"]
@@ -214,12 +255,20 @@ def _content(content: str | list[Row]) -> str | list[Row]:
 def _part(part: Row) -> Row:
     if part.get("type") == "image":
         return {"type": "image_url", "image_url": {"url": str(part.get("image"))}}
-    text = part.get("text") if part.get("type") == "text" else f"[a part of the type {str(part.get('type'))[:40]}]"
+    text = (
+        part.get("text")
+        if part.get("type") == "text"
+        else f"[a part of the type {str(part.get('type'))[:40]}]"
+    )
     return {"type": "text", "text": str(text or "")}
 
 
 def _reasoning(content: str | list[Row]) -> str:
-    parts = [] if isinstance(content, str) else [part for part in content if part.get("type") == "reasoning"]
+    parts = (
+        []
+        if isinstance(content, str)
+        else [part for part in content if part.get("type") == "reasoning"]
+    )
     return "\n\n".join(str(part.get("reasoning") or "") for part in parts)
 
 
@@ -227,5 +276,7 @@ def text_of(content: Any) -> str:
     """The text of a message or of a tool's result, which may be a number, too."""
     if isinstance(content, list):
         parts = [cast("Row", part) for part in cast("list[Any]", content) if isinstance(part, dict)]
-        return "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
+        return "\n".join(
+            str(part.get("text") or "") for part in parts if part.get("type") == "text"
+        )
     return "" if content is None else str(content)

@@ -1,15 +1,17 @@
 """Logs of inspect_ai in: each sample of an evaluation, in each of its epochs, is a run.
 
-Both forms are read, the `.eval` archive and the JSON file, and without the library: the documented fields, strictly and
-within bounds. Model calls come from the sample's events, with exactly the messages and tools that each was sent; calls
-that a scorer made are not the run's. A log without events has its answers from the conversation at the end, where what
-came before an answer is taken for what the model was sent. There are no token ids in such logs, so that nothing in them
-can be trained on by tokens; conversations can be exported and fine-tuned on.
+Both forms are read, the `.eval` archive and the JSON file, and without the library: the documented
+fields, strictly and within bounds. Model calls come from the sample's events, with exactly the
+messages and tools that each was sent; calls that a scorer made are not the run's. A log without
+events has its answers from the conversation at the end, where what came before an answer is taken
+for what the model was sent. There are no token ids in such logs, so that nothing in them can be
+trained on by tokens; conversations can be exported and fine-tuned on.
 
-Scores are rewards by the scorer's name, those of a score with several values by `scorer/value`: C and I are 1 and 0, P
-is 0.5 and N, no answer, 0; words and truth values as inspect reads them; numbers from 0 to 1. NaN is unscored and no
-reward, and so is any number outside; all are kept in `task.metadata["inspect"]["scores"]`. Where there is one scorer
-with one value, that is `correct`, too. Runs of one sample are a group, in which the epoch is `sample_index`.
+Scores are rewards by the scorer's name, those of a score with several values by `scorer/value`: C
+and I are 1 and 0, P is 0.5 and N, no answer, 0; words and truth values as inspect reads them;
+numbers from 0 to 1. NaN is unscored and no reward, and so is any number outside; all are kept in
+`task.metadata["inspect"]["scores"]`. Where there is one scorer with one value, that is `correct`,
+too. Runs of one sample are a group, in which the epoch is `sample_index`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from typing import Any, cast
 
 from hrm_agent.errors import StoreVersionError
 from hrm_agent.trajectory.formats.inspect.calls import tell, text_of
-from hrm_agent.trajectory.formats.inspect_schema import NEWEST, InspectEval, InspectHeader, InspectSample
+from hrm_agent.trajectory.formats.inspect_schema import (
+    NEWEST,
+    InspectEval,
+    InspectHeader,
+    InspectSample,
+)
 from hrm_agent.trajectory.formats.shared.archives import is_archive, open_archive
 from hrm_agent.trajectory.formats.shared.json_documents import MOST_BYTES, parsed, refused, valid
 from hrm_agent.trajectory.formats.shared.message_runs import ForeignRun, in_range
@@ -55,11 +62,15 @@ def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
         names = list(archive.names())
         # A run that was killed has its beginning only.
         start = "header.json" if "header.json" in names else "_journal/start.json"
-        head = _header(parsed(archive.read(start), f"{path}: {start}", nan=True), f"{path}: {start}")
+        head = _header(
+            parsed(archive.read(start), f"{path}: {start}", nan=True), f"{path}: {start}"
+        )
         for name in names:
             if name.startswith("samples/") and name.endswith(".json"):
                 place = f"{path}: {name[:200]}"
-                yield _trajectory(parsed(archive.read(name), place, nan=True), "", head, place, origin)
+                yield _trajectory(
+                    parsed(archive.read(name), place, nan=True), "", head, place, origin
+                )
 
 
 def _read_json(path: Path, origin: Origin) -> Iterator[Trajectory]:
@@ -80,7 +91,8 @@ def _header(document: Any, place: str) -> InspectEval:
     header = valid(InspectHeader, document, place)
     if header.version > NEWEST:
         raise StoreVersionError(
-            f"{place} is a log of version {header.version}; this program reads versions up to {NEWEST}.",
+            f"{place} is a log of version {header.version}; this program reads versions up to"
+            f" {NEWEST}.",
             "Update with `pip install --upgrade hrm-agent`.",
         )
     return header.eval
@@ -88,7 +100,9 @@ def _header(document: Any, place: str) -> InspectEval:
 
 def _trajectory(row: Any, at: str, head: InspectEval, place: str, origin: Origin) -> Trajectory:
     held = row.get("attachments") if isinstance(row, dict) else None
-    sample = valid(InspectSample, _Plain(held if isinstance(held, dict) else {}, place, at).of(row), place, at)
+    sample = valid(
+        InspectSample, _Plain(held if isinstance(held, dict) else {}, place, at).of(row), place, at
+    )
     began = sample.started_at or head.created
     id_ = content_hash("inspect", head.eval_id, sample.id, sample.epoch, sample.uuid)
     run = ForeignRun.of(id_, origin, place, head.model, began, sample.completed_at or began)
@@ -101,7 +115,8 @@ def _trajectory(row: Any, at: str, head: InspectEval, place: str, origin: Origin
         group_id=content_hash("inspect", head.eval_id, sample.id),
         sample_index=sample.epoch - 1,
         answer=text_of(answers[-1].content) if answers else None,
-        rewards=rewards | ({"correct": next(iter(rewards.values()))} if rewards and _is_single(sample) else {}),
+        rewards=rewards
+        | ({"correct": next(iter(rewards.values()))} if rewards and _is_single(sample) else {}),
         **_end(sample),
     )
 
@@ -109,7 +124,11 @@ def _trajectory(row: Any, at: str, head: InspectEval, place: str, origin: Origin
 def _task(sample: InspectSample, head: InspectEval) -> TaskRef:
     targets = [sample.target] if isinstance(sample.target, str) else sample.target
     shown = sample.input
-    prompt = shown if isinstance(shown, str) else "\n\n".join(text_of(m.content) for m in shown if m.role == "user")
+    prompt = (
+        shown
+        if isinstance(shown, str)
+        else "\n\n".join(text_of(m.content) for m in shown if m.role == "user")
+    )
     told = {
         "eval_id": head.eval_id,
         "uuid": sample.uuid,
@@ -135,7 +154,10 @@ def _end(sample: InspectSample) -> dict[str, Any]:
         return {"status": RunStatus.COMPLETED, "stop_reason": StopReason.ANSWER}
     if sample.limit.type == "operator":
         return {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED}
-    return {"status": RunStatus.TRUNCATED, "stop_reason": _LIMITS.get(sample.limit.type, StopReason.MAX_CALLS)}
+    return {
+        "status": RunStatus.TRUNCATED,
+        "stop_reason": _LIMITS.get(sample.limit.type, StopReason.MAX_CALLS),
+    }
 
 
 def _rewards(sample: InspectSample) -> dict[str, float]:
@@ -143,20 +165,28 @@ def _rewards(sample: InspectSample) -> dict[str, float]:
     for name, score in (sample.scores or {}).items():
         if isinstance(score.value, dict):
             several = cast("Mapping[str, Any]", score.value)
-            rewards |= {f"{name}/{key}": value for key, one in several.items() if (value := _reward(one)) is not None}
+            rewards |= {
+                f"{name}/{key}": value
+                for key, one in several.items()
+                if (value := _reward(one)) is not None
+            }
         elif (value := _reward(score.value)) is not None:
             rewards[name] = value
     return rewards
 
 
 def _is_single(sample: InspectSample) -> bool:
-    """True for one score with one value, whatever it came to: runs of one sample then all have `correct`, or none."""
+    """True for one score with one value, whatever it came to: runs of one sample then all have
+    `correct`, or none.
+    """
     values = [score.value for score in (sample.scores or {}).values()]
     return len(values) == 1 and not isinstance(values[0], dict)
 
 
 def _reward(value: Any) -> float | None:
-    """A score as a number from 0 to 1; None for what is not scored, and for what is no such number."""
+    """A score as a number from 0 to 1; None for what is not scored,
+    and for what is no such number.
+    """
     if isinstance(value, str):
         word = value if len(value) == 1 else value.lower()
         value = _WORDS[word] if word in _WORDS else _number(value)
@@ -196,5 +226,9 @@ class _Plain:
             return reference
         self._left -= len(text)
         if self._left < 0:
-            refused(self._place, self._at, f"its attachments come to more than {MOST_BYTES // 2**20} MiB")
+            refused(
+                self._place,
+                self._at,
+                f"its attachments come to more than {MOST_BYTES // 2**20} MiB",
+            )
         return text

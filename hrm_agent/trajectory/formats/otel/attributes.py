@@ -1,4 +1,5 @@
-"""Attributes of spans: names of OpenTelemetry's conventions for generative AI (1.41, `gen_ai.*`), and our own.
+"""Attributes of spans: names of OpenTelemetry's conventions for generative AI (1.41, `gen_ai.*`),
+and our own.
 
 Messages, arguments and results are apart from the rest: whoever exports asks for them.
 """
@@ -12,7 +13,12 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolM
 
 from hrm_agent.basics.files import json_line
 from hrm_agent.trajectory.forest import path_to
-from hrm_agent.trajectory.formats.shared.messages import RequestHints, answer_of, messages_of, tools_of
+from hrm_agent.trajectory.formats.shared.messages import (
+    RequestHints,
+    answer_of,
+    messages_of,
+    tools_of,
+)
 from hrm_agent.trajectory.judgements import Overlay
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory, TurnEnd
 from hrm_agent.trajectory.words import thoughts_of
@@ -54,7 +60,9 @@ _OWN_ENGINES = ("", "builtin", "hf")
 """Schemes of weights that are loaded here."""
 
 
-def root_attributes(run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay | None) -> Attributes:
+def root_attributes(
+    run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay | None
+) -> Attributes:
     """Attributes of a turn's root span: task, status, rewards and the trainer's verdict."""
     scored = run.rewards if turn == 0 else {}
     return _filled(
@@ -76,7 +84,9 @@ def root_attributes(run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay |
             f"{OURS}.forked_from": run.forked_from.trajectory_id if run.forked_from else None,
             f"{OURS}.sampled_tokens": run.sampled_tokens,
             f"{OURS}.reward": run.reward if scored else None,
-            **{f"{OURS}.reward.{name}": value for name, value in scored.items() if name != "reward"},
+            **{
+                f"{OURS}.reward.{name}": value for name, value in scored.items() if name != "reward"
+            },
             **(_judged(overlay) if overlay is not None else {}),
         }
     )
@@ -126,7 +136,9 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
 
 
 def requested_model(call: Call) -> str:
-    """The name that the provider has for it, by which viewers know prices: the provider is an attribute beside it."""
+    """The name that the provider has for it, by which viewers know prices: the provider is an
+    attribute beside it.
+    """
     scheme, _, name = call.model.partition(":")
     return name if name and scheme in _PROVIDERS else call.model
 
@@ -181,20 +193,30 @@ def tool_attributes(call: ToolCall, run: Trajectory, *, content: bool) -> Attrib
 def turn_content(prompt: str, answer: str | None) -> Attributes:
     """What a person said, and was answered."""
     asked = [{"role": "user", "parts": [_text(prompt)]}]
-    said = [{"role": "assistant", "parts": [_text(answer)], "finish_reason": "stop"}] if answer is not None else None
+    said = (
+        [{"role": "assistant", "parts": [_text(answer)], "finish_reason": "stop"}]
+        if answer is not None
+        else None
+    )
     return _as_json({"gen_ai.input.messages": asked, "gen_ai.output.messages": said})
 
 
 def call_content(call: Call, run: Trajectory, known: RequestHints) -> Attributes:
     """Messages of a model call; what was sent is left out where it is not proved to be that."""
     messages = messages_of(call, run, known)
-    sent = [message for message in messages[:-1] if not isinstance(message, SystemMessage)] if messages else []
+    sent = (
+        [message for message in messages[:-1] if not isinstance(message, SystemMessage)]
+        if messages
+        else []
+    )
     systems = [message for message in messages or () if isinstance(message, SystemMessage)]
     return _as_json(
         {
             "gen_ai.system_instructions": [_text(message.text) for message in systems] or None,
             "gen_ai.input.messages": [_message(message) for message in sent] or None,
-            "gen_ai.output.messages": [{**_message(answer_of(call)), "finish_reason": _finish(call)}],
+            "gen_ai.output.messages": [
+                {**_message(answer_of(call)), "finish_reason": _finish(call)}
+            ],
             "gen_ai.tool.definitions": list(tools_of(call, known) or ()) or None,
         }
     )
@@ -203,14 +225,23 @@ def call_content(call: Call, run: Trajectory, known: RequestHints) -> Attributes
 def _message(message: BaseMessage) -> dict[str, Any]:
     role = {"human": "user", "ai": "assistant"}.get(message.type, message.type)
     if isinstance(message, ToolMessage):
-        answer = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
+        answer = {
+            "type": "tool_call_response",
+            "id": message.tool_call_id,
+            "response": message.text,
+        }
         return {"role": role, "parts": [answer]}
     thoughts = thoughts_of(vars(message)) if isinstance(message, AIMessage) else None
     parts: list[dict[str, Any]] = [{"type": "reasoning", "content": thoughts}] if thoughts else []
     parts += [_text(message.text)] if message.text else []
     if isinstance(message, AIMessage):
         parts += [
-            {"type": "tool_call", "id": asked["id"], "name": asked["name"], "arguments": asked["args"]}
+            {
+                "type": "tool_call",
+                "id": asked["id"],
+                "name": asked["name"],
+                "arguments": asked["args"],
+            }
             for asked in message.tool_calls
         ]
     return {"role": role, "parts": parts}
@@ -222,7 +253,10 @@ def _text(text: str) -> dict[str, Any]:
 
 def _as_json(values: dict[str, Any]) -> Attributes:
     """Structured values as text, which is what an attribute can hold."""
-    return {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in _filled(values).items()}
+    return {
+        name: json.dumps(value, ensure_ascii=False, default=str)
+        for name, value in _filled(values).items()
+    }
 
 
 def _filled(values: dict[str, Any]) -> Attributes:

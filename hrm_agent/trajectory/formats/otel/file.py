@@ -1,8 +1,9 @@
 """Spans of OpenTelemetry as a file: OTLP in its JSON form, one trajectory a line.
 
-This is what a collector's file receiver reads, and `curl` can post a line of it to `/v1/traces`. Which spans a run
-has, and their ids, `otel_spans` says. Messages, arguments and results are in it only where they are asked for
-(`--otel-content`); runs that are under way have no end, and are left out.
+This is what a collector's file receiver reads, and `curl` can post a line of it to `/v1/traces`.
+Which spans a run has, and their ids, `otel_spans` says. Messages, arguments and results are in it
+only where they are asked for (`--otel-content`); runs that are under way have no end, and are left
+out.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ _FAILED = 2
 
 
 def otel_rows(
-    content: RequestHints | None = None, overlay_of: Callable[[Trajectory], Overlay | None] = lambda run: None
+    content: RequestHints | None = None,
+    overlay_of: Callable[[Trajectory], Overlay | None] = lambda run: None,
 ) -> RowMaker:
     """One line a trajectory. `content`: with messages; `overlay_of`: what a training made of it."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
-        yield no_spans(trajectory) or _line(spans_of(trajectory, overlay=overlay_of(trajectory), content=content))
+        yield no_spans(trajectory) or _line(
+            spans_of(trajectory, overlay=overlay_of(trajectory), content=content)
+        )
 
     return rows
 

@@ -1,13 +1,15 @@
-"""A trajectory as spans of OpenTelemetry, by its conventions for generative AI. Needs none of its packages.
+"""A trajectory as spans of OpenTelemetry, by its conventions for generative AI. Needs none of its
+packages.
 
-The record is the source: times are those on record, and ids are made from the run's thread, its start and its calls, so
-that a run that is exported twice has the same ids. One trajectory is one trace. Its root is `invoke_agent GRAPH`, one
-for each turn of a conversation; below it stands a span for each task of the graph, by its node, nested as subgraphs
-are; and in that the model calls (`chat MODEL`) and tool calls (`execute_tool NAME`) that the task made. What a fork
-inherited is in the trace of the run that it left.
+The record is the source: times are those on record, and ids are made from the run's thread, its
+start and its calls, so that a run that is exported twice has the same ids. One trajectory is one
+trace. Its root is `invoke_agent GRAPH`, one for each turn of a conversation; below it stands a span
+for each task of the graph, by its node, nested as subgraphs are; and in that the model calls
+(`chat MODEL`) and tool calls (`execute_tool NAME`) that the task made. What a fork inherited is in
+the trace of the run that it left.
 
-A task's span reaches from the start of its first call to the end of its last: a record has no other times of it. The
-root has no token counts, which viewers would add to those of its calls.
+A task's span reaches from the start of its first call to the end of its last: a record has no other
+times of it. The root has no token counts, which viewers would add to those of its calls.
 """
 
 from __future__ import annotations
@@ -72,12 +74,16 @@ def spans_of(
 ) -> list[TraceSpan]:
     """The spans of a trajectory that has ended, roots first.
 
-    `overlay`: what a training made of it. `content`: put messages, arguments and results into the spans, with these
-    hints where a record does not have them. `newest_turn`: only what the conversation's last turn added.
+    `overlay`: what a training made of it. `content`: put messages, arguments and results into the
+    spans, with these hints where a record does not have them. `newest_turn`: only what the
+    conversation's last turn added.
     """
     trace = _Trace(trajectory, content)
     roots = [trace.root(turn, overlay) for turn in range(len(trajectory.turns) + 1)]
-    calls = [*map(trace.call, trajectory.own_calls), *map(trace.tool_call, trajectory.own_tool_calls)]
+    calls = [
+        *map(trace.call, trajectory.own_calls),
+        *map(trace.tool_call, trajectory.own_tool_calls),
+    ]
     spans = [*roots, *trace.tasks.values(), *calls]
     if not newest_turn:
         return spans
@@ -107,12 +113,15 @@ class _Trace:
             span.attributes |= turn_content(self._run.prompts[turn], end.answer)
         if end.status is RunStatus.FAILED:
             span.error = "failed"
-            said = (end.error or "").partition(":")[0]  # "KeyError: 'x'": the rest may be of the task
+            # "KeyError: 'x'": the rest may be of the task
+            said = (end.error or "").partition(":")[0]
             span.attributes["error.type"] = said if said.isidentifier() else "_OTHER"
         return span
 
     def call(self, call: Call) -> TraceSpan:
-        span = self._within_task(call, call.started_at, call.ended_at, f"chat {requested_model(call)}")
+        span = self._within_task(
+            call, call.started_at, call.ended_at, f"chat {requested_model(call)}"
+        )
         span.is_client = call.sampling is None
         span.attributes = call_attributes(call, self._run)
         if self._content is not None:
@@ -121,7 +130,9 @@ class _Trace:
 
     def tool_call(self, call: ToolCall) -> TraceSpan:
         started_at = call.started_at or self._run.started_at  # older records have no times
-        ended_at = call.ended_at if call.ended_at is not None else started_at + call.duration_seconds
+        ended_at = (
+            call.ended_at if call.ended_at is not None else started_at + call.duration_seconds
+        )
         span = self._within_task(call, started_at, ended_at, f"execute_tool {call.name}")
         span.attributes = tool_attributes(call, self._run, content=self._content is not None)
         if call.status is not ToolStatus.OK:
@@ -129,20 +140,31 @@ class _Trace:
             span.attributes["error.type"] = span.error
         return span
 
-    def _within_task(self, call: Call | ToolCall, started_at: float, ended_at: float, name: str) -> TraceSpan:
+    def _within_task(
+        self, call: Call | ToolCall, started_at: float, ended_at: float, name: str
+    ) -> TraceSpan:
         ended_at = max(started_at, ended_at)
         turn = bisect_right(self._starts, started_at, lo=1) - 1
         parent = self._root_id(turn)
         around = list[str]()
         for part in namespace_parts(call.identity.checkpoint_ns):
             around.append(f"{part.node}:{part.task_id}")
-            parent = self._task("|".join(around), part.node, part.task_id, parent, turn, started_at, ended_at)
+            parent = self._task(
+                "|".join(around), part.node, part.task_id, parent, turn, started_at, ended_at
+            )
         span = self._span(self._span_id(call.id), parent, name, turn)
         span.started_at, span.ended_at = started_at, ended_at
         return span
 
     def _task(
-        self, place: str, node: str, task_id: str, parent: str, turn: int, started_at: float, ended_at: float
+        self,
+        place: str,
+        node: str,
+        task_id: str,
+        parent: str,
+        turn: int,
+        started_at: float,
+        ended_at: float,
     ) -> str:
         """The id of a task's span, which reaches at least from one time to the other."""
         id_ = self._span_id("task", turn, place)
@@ -151,7 +173,10 @@ class _Trace:
             task = self.tasks[id_] = self._span(id_, parent, node, turn)
             task.started_at, task.ended_at = started_at, ended_at
             task.attributes = {f"{OURS}.node": node, f"{OURS}.graph_task_id": task_id}
-        task.started_at, task.ended_at = min(task.started_at, started_at), max(task.ended_at, ended_at)
+        task.started_at, task.ended_at = (
+            min(task.started_at, started_at),
+            max(task.ended_at, ended_at),
+        )
         return id_
 
     def _span(self, span_id: str, parent_id: str | None, name: str, turn: int) -> TraceSpan:
@@ -175,4 +200,6 @@ class _Trace:
 
 
 def _end_of(run: Trajectory) -> TurnEnd:
-    return TurnEnd(status=run.status, stop_reason=run.stop_reason, error=run.error, answer=run.answer)
+    return TurnEnd(
+        status=run.status, stop_reason=run.stop_reason, error=run.error, answer=run.answer
+    )

@@ -1,6 +1,8 @@
-"""Zip archives from strangers, member by member in memory: nothing is unpacked to a disk, and bombs are refused.
+"""Zip archives from strangers, member by member in memory: nothing is unpacked to a disk, and bombs
+are refused.
 
-Members may be compressed by zstandard, which the standard library of this Python does not read, beside what it does.
+Members may be compressed by zstandard, which the standard library of this Python does not read,
+beside what it does.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Archive:
         return iter(self._zip.namelist())
 
     def read(self, name: str) -> bytes:
-        """A member's content. Raises `StoreError` if there is none, if it is damaged, or larger than is read."""
+        """A member's content. Raises `StoreError` if there is none, if it is damaged, or larger
+        than is read.
+        """
         try:
             info = self._zip.getinfo(name)
             data = self._zstandard(info) if info.compress_type == _ZSTANDARD else self._plain(info)
@@ -60,10 +64,16 @@ class Archive:
             refused(f"{self.path}", "", f"the archive has no member {name!r}")
         except _FAULTS as error:
             place = printable(f"{self.path}: {name[:200]}")
-            raise StoreError(f"{place} cannot be unpacked: {error}.", "Copy the file again.") from error
+            raise StoreError(
+                f"{place} cannot be unpacked: {error}.", "Copy the file again."
+            ) from error
         self._left -= len(data)
         if len(data) > MOST_BYTES or self._left < 0:
-            refused(f"{self.path}: {name[:200]}", "", f"it unpacks to more than {MOST_BYTES // 2**20} MiB")
+            refused(
+                f"{self.path}: {name[:200]}",
+                "",
+                f"it unpacks to more than {MOST_BYTES // 2**20} MiB",
+            )
         return data
 
     def _plain(self, info: zipfile.ZipInfo) -> bytes:
@@ -71,7 +81,9 @@ class Archive:
             return member.read(MOST_BYTES + 1)
 
     def _zstandard(self, info: zipfile.ZipInfo) -> bytes:
-        """The member's place is told by its local header, whose names may be longer than the directory's."""
+        """The member's place is told by its local header, whose names may be longer than the
+        directory's.
+        """
         self._file.seek(info.header_offset)
         header = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
         if header[0] != b"PK\x03\x04" or info.flag_bits & 0x1:

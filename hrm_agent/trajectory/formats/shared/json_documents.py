@@ -1,4 +1,6 @@
-"""JSON from strangers: bounded, without nan where none belongs, and refused with the file and the place in it."""
+"""JSON from strangers: bounded, without nan where none belongs, and refused with the file and the
+place in it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each JSON object of a file with its place: one in several lines, or one a line. `nan`: as for `parsed`.
+    """Each JSON object of a file with its place: one in several lines, or one a line. `nan`: as for
+    `parsed`.
 
     Raises `StoreError` for what is no JSON object, too large or too deep.
     """
@@ -52,12 +55,16 @@ def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:
     try:
         value = (_LENIENT if nan else _STRICT).decode(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{place} is not JSON: {error}.", "Export it again, or correct it.") from error
+        raise StoreError(
+            f"{place} is not JSON: {error}.", "Export it again, or correct it."
+        ) from error
     return _checked(value, place)
 
 
 def valid(model: type[Model], value: Any, place: str, at: str = "") -> Model:
-    """`value` as a record. Raises `StoreError` naming the field that does not fit, `at` being where `value` stands."""
+    """`value` as a record. Raises `StoreError` naming the field that does not fit, `at` being where
+    `value` stands.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -85,7 +92,9 @@ def _path(at: str, loc: Sequence[str | int]) -> str:
 
 def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise StoreError(f"{place} is not a JSON object.", "Each document has to be one object: {...}.")
+        raise StoreError(
+            f"{place} is not a JSON object.", "Each document has to be one object: {...}."
+        )
     return value
 
 
@@ -112,7 +121,12 @@ def _checked(value: Any, place: str) -> Any:
             elif isinstance(one, list):
                 inner += one
             elif isinstance(one, str) and not one.isascii() and (found := _SURROGATE.search(one)):
-                refused(place, "", f"a text holds half a character, {found[0]!r} at {found.start()} of {one[:40]!r}")
+                refused(
+                    place,
+                    "",
+                    f"a text holds half a character, {found[0]!r} at {found.start()} of"
+                    f" {one[:40]!r}",
+                )
         level = inner
     return value
 

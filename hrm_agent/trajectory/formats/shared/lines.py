@@ -1,10 +1,12 @@
 """The conversations of a run as lines: from a first message to an answer that nothing went on from.
 
-A program that knows of no graph reads messages in order. Parallel solvers, a planner and its critic, and two samples of
-one request are not one order, so each of them is a line of its own, with what it shares with another line told again.
+A program that knows of no graph reads messages in order. Parallel solvers, a planner and its
+critic, and two samples of one request are not one order, so each of them is a line of its own, with
+what it shares with another line told again.
 
-A call goes on from another one if it was sent that one's whole conversation. Where the messages are not proved (see
-`messages`), the call's own links say so: the call whose tokens it extends, or would have, had the template not broken.
+A call goes on from another one if it was sent that one's whole conversation. Where the messages are
+not proved (see `messages`), the call's own links say so: the call whose tokens it extends, or would
+have, had the template not broken.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ class Line:
     messages: tuple[Said, ...]
     """The messages, each answer with its call; None for an answer that no recorded call gave."""
     proved: bool
-    """These are all messages that the last call saw. Else answers stand here without what was said between them."""
+    """These are all messages that the last call saw. Else answers stand here without what was said
+    between them.
+    """
     tools: tuple[dict[str, Any], ...]
     """Offered to the last call, as the model was given them; empty where they are not known."""
 
 
 def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
-    """The lines, in the order in which their last calls were finished. Every call is in one of them at least."""
+    """The lines, in the order in which their last calls were finished. Every call is in one of them
+    at least.
+    """
     found = {call.id: _found(call, trajectory, known) for call in trajectory.calls}
     before = _before(trajectory, found)
     continued = {call.id for call in before.values()}
@@ -55,7 +61,9 @@ def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
 
 
 def _found(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | None:
-    """The proved conversation. Without the tools it is still that, since messages are hashed apart from them."""
+    """The proved conversation. Without the tools it is still that, since messages are hashed apart
+    from them.
+    """
     found = conversation_of(call, trajectory, known)
     if found == NO_TOOLS:
         found = conversation_of(call.model_copy(update={"tools_hash": ""}), trajectory, known)
@@ -86,9 +94,11 @@ def _linked(call: Call, by_id: dict[str, Call]) -> list[Call]:
     return [] if earlier is None else [earlier]
 
 
-def _said_before(call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]) -> list[Call]:
-    """The calls whose conversation is the longest beginning of this one: the one whose tokens it extends, or the newest
-    ones first.
+def _said_before(
+    call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]
+) -> list[Call]:
+    """The calls whose conversation is the longest beginning of this one: the one whose tokens it
+    extends, or the newest ones first.
     """
     for hash_ in _beginnings(proved.messages[:-1]):
         if fits := by_hash.get(hash_):
@@ -127,5 +137,7 @@ def _said(calls: list[Call], proved: ConversationOfCall | None) -> list[Said] | 
     messages = proved.messages if proved else ()
     for i, message in enumerate(messages):
         answered = isinstance(message, AIMessage)
-        said.append((message, answers.pop(context_hash(messages[: i + 1]), None) if answered else None))
+        said.append(
+            (message, answers.pop(context_hash(messages[: i + 1]), None) if answered else None)
+        )
     return None if answers else said

@@ -1,8 +1,9 @@
-"""Runs of other agents, recorded as messages: a model call for each answer, with what it had been told by then.
+"""Runs of other agents, recorded as messages: a model call for each answer, with what it had been
+told by then.
 
-The messages in order are taken for what each call was sent, and its hashes are made of them, so that conversations can
-be exported and compared as those of own runs. What a file does not tell is not made up: a call without exact tokens is
-not trainable, and says why.
+The messages in order are taken for what each call was sent, and its hashes are made of them, so
+that conversations can be exported and compared as those of own runs. What a file does not tell is
+not made up: a call without exact tokens is not trainable, and says why.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ NO_PROMPT_TOKENS = "the file gives no token ids of the prompt"
 _COMPARED = 64
 """Most earlier calls whose tokens a prompt is compared with, newest first."""
 MOST_SENT = 2**20
-"""Most messages that the calls of one run were sent, counted again for each call: as many as a run of 1,000 steps with
-an answer and a result each. A short file can name the same messages again and again.
+"""Most messages that the calls of one run were sent, counted again for each call: as many as a run
+of 1,000 steps with an answer and a result each. A short file can name the same messages again and
+again.
 """
 
 
@@ -77,8 +79,12 @@ class ForeignRun:
     _seen: list[tuple[list[int], str]] = field(default_factory=list[tuple[list[int], str]])
 
     @staticmethod
-    def of(id_: str, origin: Origin, place: str, model: str | None, started_at: float, ended_at: float) -> ForeignRun:
-        return ForeignRun(Assembly(id_, origin, place, model, started_at, max(started_at, ended_at)))
+    def of(
+        id_: str, origin: Origin, place: str, model: str | None, started_at: float, ended_at: float
+    ) -> ForeignRun:
+        return ForeignRun(
+            Assembly(id_, origin, place, model, started_at, max(started_at, ended_at))
+        )
 
     def begin(self, messages: Iterable[BaseMessage] = ()) -> None:
         """Another conversation of the run, which begins with `messages`."""
@@ -87,9 +93,15 @@ class ForeignRun:
             self.say(message)
 
     def say(self, message: BaseMessage) -> None:
-        """A message that the next call sees. Raises `StoreError` for more of them than any run has."""
+        """A message that the next call sees.
+        Raises `StoreError` for more of them than any run has.
+        """
         if self._sent + len(self._messages) > MOST_SENT:
-            refused(self.assembly.place, "", f"its model calls were sent more than {MOST_SENT:,} messages in all")
+            refused(
+                self.assembly.place,
+                "",
+                f"its model calls were sent more than {MOST_SENT:,} messages in all",
+            )
         held = self._dumps.get(id(message))
         if held is None:
             held = self._dumps[id(message)] = message, message.model_dump(mode="json")
@@ -106,12 +118,18 @@ class ForeignRun:
         untrainable: str | None = None,
         **facts: Any,
     ) -> Call:
-        """A model call that gave `message`, which the next one sees. `facts` are other fields of the call."""
+        """A model call that gave `message`, which the next one sees. `facts` are other fields of
+        the call.
+        """
         request = tuple(self._messages)
         self._sent += len(request)
         self.say(message)
         told: dict[str, Any] = {"response": self._messages[-1], **facts}
-        call = self._with_tokens(tokens, told) if tokens else self._without(untrainable or NO_TOKENS, told)
+        call = (
+            self._with_tokens(tokens, told)
+            if tokens
+            else self._without(untrainable or NO_TOKENS, told)
+        )
         known: dict[str, Any] = {
             "context_hash": self._context.hash(),
             "tools_hash": content_hash(tuple(tools)),
@@ -191,5 +209,7 @@ class ForeignRun:
         )
 
     def finish(self, **facts: Any) -> Trajectory:
-        """The trajectory, with the given fields. Raises `StoreError` where the linter finds something."""
+        """The trajectory, with the given fields. Raises `StoreError` where the linter finds
+        something.
+        """
         return self.assembly.finish(tool_calls=tuple(self.tool_calls), **facts)

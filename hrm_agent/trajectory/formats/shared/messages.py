@@ -1,17 +1,22 @@
 """The messages that a call was sent, found on record and proved to be those.
 
-Each call has the messages and the tools that it was sent (`Call.request`, `Call.tools`). In records of earlier versions
-calls of token models have neither, and others no tools. But each call keeps the hash of its whole conversation
-(`Call.context_hash`) and of the tools offered (`Call.tools_hash`). So they may come from anywhere, if their hash is
-that of the record: then they are what the model saw, up to white space around a message and to the ids of tool calls.
+Each call has the messages and the tools that it was sent (`Call.request`, `Call.tools`). In records
+of earlier versions calls of token models have neither, and others no tools. But each call keeps the
+hash of its whole conversation (`Call.context_hash`) and of the tools offered (`Call.tools_hash`).
+So they may come from anywhere, if their hash is that of the record: then they are what the model
+saw, up to white space around a message and to the ids of tool calls.
 
 Looked at in this order:
 
-1. `Call.request`: the messages themselves, or, of a call that extends another, those that came after it;
-2. the `messages` channel of the checkpoint that the call's step started from, where the store is at hand;
-3. the record: the task as the user's turn, then each earlier answer of the conversation with its tools' results.
+1. `Call.request`: the messages themselves, or, of a call that extends another, those that came
+   after it;
+2. the `messages` channel of the checkpoint that the call's step started from, where the store is at
+   hand;
+3. the record: the task as the user's turn, then each earlier answer of the conversation with its
+   tools' results.
 
-For 2 and 3, each known system turn is tried before the messages, and none. What cannot be proved is not used.
+For 2 and 3, each known system turn is tried before the messages, and none. What cannot be proved is
+not used.
 """
 
 from __future__ import annotations
@@ -20,7 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from pydantic import TypeAdapter, ValidationError
 
 from hrm_agent.trajectory.conversation_digest import context_hash
@@ -53,7 +65,9 @@ class RequestHints:
     systems: tuple[str, ...] = ()
     """System turns that a graph's nodes may have put before its messages."""
     tools: tuple[tuple[dict[str, Any], ...], ...] = ()
-    """Lists of tools that may have been offered, as the model was given them. No tools at all is always tried."""
+    """Lists of tools that may have been offered, as the model was given them. No tools at all is
+    always tried.
+    """
     state: Callable[[Call], Sequence[BaseMessage]] | None = None
     """The `messages` of the state that a call's step started from; empty if there are none."""
 
@@ -68,7 +82,9 @@ class ConversationOfCall:
     """As the model was given them: in OpenAI's form, but for models of other providers."""
 
 
-def conversation_of(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | str:
+def conversation_of(
+    call: Call, trajectory: Trajectory, known: RequestHints
+) -> ConversationOfCall | str:
     """The proved conversation of a call, or what is missing for it, in words."""
     if (tools := tools_of(call, known)) is None:
         return NO_TOOLS
@@ -80,7 +96,9 @@ def tools_of(call: Call, known: RequestHints) -> tuple[dict[str, Any], ...] | No
     """The tools that a call was offered; None if they are not known."""
     if call.tools is not None or not call.tools_hash:
         return call.tools or ()
-    return next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
+    return next(
+        (offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None
+    )
 
 
 def messages_of(call: Call, trajectory: Trajectory, known: RequestHints) -> Messages | None:
@@ -108,7 +126,9 @@ def _candidates(call: Call, trajectory: Trajectory, known: RequestHints) -> Iter
 
 
 def _requested(call: Call, by_id: dict[str, Call]) -> Iterator[Messages]:
-    """The request as the whole of what was sent, then as what came after the call that this one extends."""
+    """The request as the whole of what was sent, then as what came after the call that this one
+    extends.
+    """
     try:
         added: Messages = tuple(_ANY.validate_python(message) for message in call.request or ())
     except ValidationError:
@@ -146,7 +166,8 @@ def _results(answer: AIMessage, tool_calls: Sequence[ToolCall]) -> Iterator[Tool
 
 
 def _result(record: ToolCall) -> ToolMessage:
-    message = (record.output or {}).get("message")  # `hrm_agent.tools.output_codec` packs a whole one so
+    # `hrm_agent.tools.output_codec` packs a whole one so
+    message = (record.output or {}).get("message")
     if message is not None:
         return ToolMessage.model_validate(message)
     return ToolMessage(record.content, name=record.name, tool_call_id=record.tool_call_id)

@@ -1,4 +1,6 @@
-"""Reports of a model's server on a call, read in one place: tokens and cost, and the tools offered."""
+"""Reports of a model's server on a call, read in one place: tokens and cost,
+and the tools offered.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,17 @@ def usage_parts(usage: ReportedUsage) -> dict[str, Any]:
     """The parts of an `AIMessage` from which `usage_of` reads it again."""
     parts: dict[str, Any] = {}
     if usage.prompt_tokens is not None and usage.completion_tokens is not None:
-        cached = {} if usage.cached_tokens is None else {"input_token_details": {"cache_read": usage.cached_tokens}}
+        cached = (
+            {}
+            if usage.cached_tokens is None
+            else {"input_token_details": {"cache_read": usage.cached_tokens}}
+        )
         total = usage.prompt_tokens + usage.completion_tokens
-        counts = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens, "total_tokens": total}
+        counts = {
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "total_tokens": total,
+        }
         parts["usage_metadata"] = {**counts, **cached}
     if usage.cost_usd is not None:
         parts["response_metadata"] = {"token_usage": {"cost": usage.cost_usd}}

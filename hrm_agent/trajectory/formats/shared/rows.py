@@ -1,10 +1,11 @@
 """Formats of one JSON object a line: what they share in writing and in reading.
 
-A format is a function from a trajectory to its rows. Where something cannot be told in the format it yields `Skipped`
-instead of a row, or `Lacks` beside one that does without it, so that a file never holds a guess, and whoever exports is
-told what is missing and why.
+A format is a function from a trajectory to its rows. Where something cannot be told in the format
+it yields `Skipped` instead of a row, or `Lacks` beside one that does without it, so that a file
+never holds a guess, and whoever exports is told what is missing and why.
 
-Trajectories are taken one at a time, so that a store of any size is exported in the memory of its largest run.
+Trajectories are taken one at a time, so that a store of any size is exported in the memory of its
+largest run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import paths
 from hrm_agent.trajectory.schema import Trajectory
 
-__all__ = ["Lacks", "Report", "Row", "RowMaker", "Skipped", "incomplete", "open_lines", "read_rows", "write_rows"]
+__all__ = [
+    "Lacks",
+    "Report",
+    "Row",
+    "RowMaker",
+    "Skipped",
+    "incomplete",
+    "open_lines",
+    "read_rows",
+    "write_rows",
+]
 
 Row = dict[str, Any]
 
@@ -60,7 +71,9 @@ class Report:
 
 
 def incomplete(trajectory: Trajectory) -> Skipped | None:
-    """Where the tokens of a call's beginning are missing: a fork, say, whose lineage is in another store."""
+    """Where the tokens of a call's beginning are missing: a fork, say, whose lineage is in another
+    store.
+    """
     try:
         paths(trajectory.calls)
     except ValueError:
@@ -69,14 +82,19 @@ def incomplete(trajectory: Trajectory) -> Skipped | None:
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
-    """The rows of all trajectories, one a line. Without a row no file is written, and one that is there stays."""
+    """The rows of all trajectories, one a line. Without a row no file is written, and one that is
+    there stays.
+    """
     report = Report()
     lines = _lines(trajectories, make, report)
     first = next(lines, None)
     if first is None:
         return report
     # A lone surrogate, which UTF-8 cannot hold, becomes its JSON escape.
-    with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        replacing(path) as part,
+        part.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.writelines(chain([first], lines))
     return report
 
@@ -95,7 +113,9 @@ def _lines(trajectories: Iterable[Trajectory], make: RowMaker, report: Report) -
 
 
 def _line(row: Row) -> str:
-    """Strict JSON. Looking for what is not finite takes longer than writing, and there is seldom any."""
+    """Strict JSON. Looking for what is not finite takes longer than writing, and there is seldom
+    any.
+    """
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError):
@@ -103,7 +123,9 @@ def _line(row: Row) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, for messages. Raises `StoreError` naming a line that is not a JSON object."""
+    """Each row with its place, for messages. Raises `StoreError` naming a line that is not a JSON
+    object.
+    """
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -114,7 +136,9 @@ def _object(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise StoreError(f"{place} is not JSON: {error}.", "Export it again, or correct the line.") from error
+        raise StoreError(
+            f"{place} is not JSON: {error}.", "Export it again, or correct the line."
+        ) from error
     if not isinstance(row, dict):
         raise StoreError(f"{place} is not a JSON object.", "Each line has to be one object: {...}.")
     return row
@@ -127,4 +151,6 @@ def open_lines(path: Path) -> Generator[Iterable[str]]:
         with path.open(encoding="utf-8") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote.") from error
+        raise StoreError(
+            f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote."
+        ) from error

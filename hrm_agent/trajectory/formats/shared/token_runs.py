@@ -1,10 +1,11 @@
 """Trajectories out of tokens that another program recorded.
 
-What comes in are sequences: token ids, which of them a policy sampled, and how probable it held them. A run of
-inserted tokens and the sampled ones after it are one call, which extends the call before it; sequences that share a
-beginning share its calls. Nothing is made up: a call whose log-probs are missing, or of a distribution that the file
-does not tell, is context that names the reason (`Call.untrainable`), and what follows the last sampled token was
-nobody's prompt and is dropped.
+What comes in are sequences: token ids, which of them a policy sampled, and how probable it held
+them. A run of inserted tokens and the sampled ones after it are one call, which extends the call
+before it; sequences that share a beginning share its calls. Nothing is made up: a call whose
+log-probs are missing, or of a distribution that the file does not tell, is context that names the
+reason (`Call.untrainable`), and what follows the last sampled token was nobody's prompt and is
+dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from hrm_agent.trajectory.schema import (
 __all__ = ["Assembly", "End", "Origin", "checked", "common_kind"]
 
 NO_LOGPROBS = "the file gives no log-probs"
-UNKNOWN_LOGPROBS = "the file does not say that its log-probs are raw (temperature 1, the whole vocabulary) or tempered"
+UNKNOWN_LOGPROBS = (
+    "the file does not say that its log-probs are raw (temperature 1, the whole vocabulary) or"
+    " tempered"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,11 @@ class Assembly:
         kind: LogprobKind,
         **facts: Any,
     ) -> End:
-        """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with `token_ids`.
+        """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with
+        `token_ids`.
 
-        `facts` are fields of each call that this gives, and `branch_of`, where a root continues another call.
+        `facts` are fields of each call that this gives, and `branch_of`, where a root continues
+        another call.
         """
         waiting = list(inserted)
         for start, end in _runs(mask):
@@ -107,10 +113,18 @@ class Assembly:
         kind: LogprobKind,
         facts: dict[str, Any],
     ) -> str:
-        kind = LogprobKind.NONE if logprobs is None else LogprobKind.RAW if self.origin.raw_logprobs else kind
+        kind = (
+            LogprobKind.NONE
+            if logprobs is None
+            else LogprobKind.RAW
+            if self.origin.raw_logprobs
+            else kind
+        )
         index, extra = len(self.calls), dict(facts)
         branch_of, sampling = extra.pop("branch_of", None), extra.pop("sampling", Sampling())
-        untrainable = extra.pop("untrainable", None) or _why_untrainable(kind) or sampling.why_untrainable
+        untrainable = (
+            extra.pop("untrainable", None) or _why_untrainable(kind) or sampling.why_untrainable
+        )
         task = str(index)
         call = Call(
             id=call_id(self.id, task, 0),
@@ -120,12 +134,16 @@ class Assembly:
             model=self.policy,
             parent=parent,
             branch_of=branch_of if parent is None else None,
-            branch_reason=None if parent else BranchReason.TEMPLATE if branch_of else BranchReason.ROOT,
+            branch_reason=(
+                None if parent else BranchReason.TEMPLATE if branch_of else BranchReason.ROOT
+            ),
             token_ids=(*inserted, *sampled),
             mask=(False,) * len(inserted) + (True,) * len(sampled),
             logprobs=(0.0,) * len(inserted) + tuple(logprobs or [0.0] * len(sampled)),
             logprob_kind=kind,
-            sampling=sampling.model_copy(update={"max_tokens": max(sampling.max_tokens, len(sampled))}),
+            sampling=sampling.model_copy(
+                update={"max_tokens": max(sampling.max_tokens, len(sampled))}
+            ),
             untrainable=untrainable,
             **self._facts(extra),
         )
@@ -143,7 +161,9 @@ class Assembly:
         }
 
     def finish(self, **facts: Any) -> Trajectory:
-        """The trajectory, with the given fields. Raises `StoreError` where the linter finds something."""
+        """The trajectory, with the given fields. Raises `StoreError` where the linter finds
+        something.
+        """
         running = facts.get("status") is RunStatus.RUNNING
         trajectory = Trajectory(
             id=self.id,
@@ -159,7 +179,8 @@ class Assembly:
         if found:
             raise StoreError(
                 f"{self.place} is not a valid trajectory: {found[0].name}: {found[0].message}.",
-                "docs/trajectory-format.md lists what has to hold; a reward, for one, is a number from 0 to 1.",
+                "docs/trajectory-format.md lists what has to hold; a reward, for one, is a number"
+                " from 0 to 1.",
             )
         return trajectory
 
@@ -176,7 +197,10 @@ def common_kind(trajectory: Trajectory) -> LogprobKind:
     calls = trajectory.policy_calls
     if all(call.logprob_kind is LogprobKind.RAW for call in calls):
         return LogprobKind.RAW
-    tempered = (call.logprob_kind is LogprobKind.TEMPERED or call.sampled_with.temperature == 1 for call in calls)
+    tempered = (
+        call.logprob_kind is LogprobKind.TEMPERED or call.sampled_with.temperature == 1
+        for call in calls
+    )
     return LogprobKind.TEMPERED if all(tempered) else LogprobKind.NONE
 
 
@@ -193,5 +217,7 @@ def checked(row: Row, needed: Sequence[str], place: str) -> Row:
     """`row`, if it has every key of `needed`."""
     missing = [name for name in needed if row.get(name) is None]
     if missing:
-        raise StoreError(f"{place} has no {' and no '.join(missing)}.", "Name the format with --format.")
+        raise StoreError(
+            f"{place} has no {' and no '.join(missing)}.", "Name the format with --format."
+        )
     return row

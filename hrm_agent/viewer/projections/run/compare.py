@@ -33,7 +33,11 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
     left, right = transcript(place, a), transcript(place, b)
     sides = [_rows(store, side) for side in (left, right)]
     newest = {
-        side.header.id: overlay_data(overlays[-1]) if (overlays := overlays_on(store, side.header, damaged)) else None
+        side.header.id: (
+            overlay_data(overlays[-1])
+            if (overlays := overlays_on(store, side.header, damaged))
+            else None
+        )
         for side in (left, right)
     }
     return {
@@ -84,15 +88,24 @@ def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str,
 
 def _key(row: dict[str, Any]) -> str:
     """What makes two items equal: who did what, not when."""
-    said = [row.get(name) for name in ("text", "reasoning", "code_calls", "arguments", "status", "content", "prompt")]
+    said = [
+        row.get(name)
+        for name in ("text", "reasoning", "code_calls", "arguments", "status", "content", "prompt")
+    ]
     return repr([row["kind"], row["role"], row.get("name"), *map(_without_places, said)])
 
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
-        return [table.get(name) for name in ("text", "chars", "name")] + [_without_places(table.get("arguments"))]
-    return [_without_places(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+        return [table.get(name) for name in ("text", "chars", "name")] + [
+            _without_places(table.get("arguments"))
+        ]
+    return (
+        [_without_places(item) for item in cast("list[Any]", value)]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str, Any]]:
@@ -106,12 +119,17 @@ def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str,
             damaged(thread, error)
             return []
         values = found.checkpoint["channel_values"] if found is not None else {}
-        states.append({name: _value(value) for name, value in values.items() if not _internal(name)})
+        states.append(
+            {name: _value(value) for name, value in values.items() if not _internal(name)}
+        )
     return [
         {
             "channel": short(change.channel),
             "part": change.part,
-            "lines": [line["text"] if (line := cut_text(each, "", "")) else "" for each in change.lines[:_MOST_LINES]],
+            "lines": [
+                line["text"] if (line := cut_text(each, "", "")) else ""
+                for each in change.lines[:_MOST_LINES]
+            ],
             "left_out": max(len(change.lines) - _MOST_LINES, 0),
         }
         for change in channel_changes(states[0], states[1])
@@ -125,7 +143,9 @@ def _internal(name: str) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """With messages as LangChain has them, so that they are compared as `hrm-agent diff` compares them."""
+    """With messages as LangChain has them, so that they are compared as `hrm-agent diff` compares
+    them.
+    """
     items = cast("list[Any]", value) if isinstance(value, list) else []
     if items and all(isinstance(item, ShownMessage) for item in items):
         return list(_messages(cast("Iterable[ShownMessage]", items)))
@@ -133,7 +153,13 @@ def _value(value: Any) -> Any:
 
 
 def _messages(shown: Iterable[ShownMessage]) -> Iterable[Any]:
-    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.messages import (
+        AIMessage,
+        BaseMessage,
+        HumanMessage,
+        SystemMessage,
+        ToolMessage,
+    )
 
     kinds: dict[str, type[BaseMessage]] = {
         "human": HumanMessage,

@@ -30,14 +30,20 @@ def metrics(place: Place, run: str, after: int = 0, keys: str = "") -> dict[str,
         "held_out": held_out,
         "best": best,
         "config": config,
-        **(_columns(tail, first, kind, keys) if tail else {"steps": [], "series": {}, "roles": {}, "stages": []}),
+        **(
+            _columns(tail, first, kind, keys)
+            if tail
+            else {"steps": [], "series": {}, "roles": {}, "stages": []}
+        ),
     }
 
 
 def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, Any]:
     base = step_base(kind)
     wanted = set(keys.split(",")) if keys else None
-    plain = [key for key in tail.columns if not key.startswith("roles/") and key not in ("step", "stage")]
+    plain = [
+        key for key in tail.columns if not key.startswith("roles/") and key not in ("step", "stage")
+    ]
     roles: dict[str, dict[str, Any]] = {}
     for key in tail.columns:
         if key.startswith("roles/"):
@@ -45,7 +51,9 @@ def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, A
             roles.setdefault(role, {})[name] = tail.series(key, first)
     return {
         "steps": [step + base for step in tail.steps[first:]],
-        "series": {key: tail.series(key, first) for key in plain if wanted is None or key in wanted},
+        "series": {
+            key: tail.series(key, first) for key in plain if wanted is None or key in wanted
+        },
         "roles": roles,
         "stages": _stages(tail, base),
         "not_finite": {

@@ -1,4 +1,6 @@
-"""Tool calls of a run together: how they ended, how long they took, what they were refused; and a live environment."""
+"""Tool calls of a run together: how they ended, how long they took, what they were refused; and a
+live environment.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ __all__ = ["environment", "live_figures"]
 _MOST_CALLS = 100_000
 """The newest ones of a run are counted."""
 _MOST_NAMES = 200
-_ERROR = re.compile(r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b")
+_ERROR = re.compile(
+    r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b"
+)
 _SAMPLE = re.compile(r'(\w{1,100})(?:\{(\w{1,50})="([^"\n]{0,200})"\})? ([-+.\deEinfNa]{1,40})')
 _PREFIX = "hrm_environment_"
 
@@ -50,7 +54,9 @@ class ToolFacts(NamedTuple):
 
 
 def environment(place: Place, run: str) -> dict[str, Any]:
-    """`GET environment`. `live` is filled in by who serves, from the environment that it was given."""
+    """`GET environment`. `live` is filled in by who serves,
+    from the environment that it was given.
+    """
     rows = _rows(place.store(), run)
     facts = [found for *_, found in rows]
     by_name: dict[str, Counter[str]] = {}
@@ -65,8 +71,13 @@ def environment(place: Place, run: str) -> dict[str, Any]:
             "complete": len(facts) < _MOST_CALLS,
             "by_status": dict(Counter(each.status for each in facts)),
             "by_name": by_name,
-            "percentiles": {"run": _percentiles(ran), "queue": _percentiles([each.queued for each in facts])},
-            "refused": dict(sum((Counter(dict(each.refused)) for each in facts if each.refused), Counter[str]())),
+            "percentiles": {
+                "run": _percentiles(ran),
+                "queue": _percentiles([each.queued for each in facts]),
+            },
+            "refused": dict(
+                sum((Counter(dict(each.refused)) for each in facts if each.refused), Counter[str]())
+            ),
             "errors": _errors(rows),
             "isolation": dict(Counter(each.isolation for each in facts if each.isolation)),
             "by_step": _by_step(run, rows),
@@ -80,8 +91,8 @@ Rows = Sequence[tuple[str, str, str, ToolFacts]]
 
 def _rows(store: RunStore, run: str) -> Rows:
     query = (
-        "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON t.thread_id = c.thread_id "
-        "WHERE t.run_id = ? ORDER BY c.seq DESC LIMIT ?"
+        "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON"
+        " t.thread_id = c.thread_id WHERE t.run_id = ? ORDER BY c.seq DESC LIMIT ?"
     )
     found: list[tuple[str, str, str, ToolFacts]] = []
     with store.database.read() as cursor:
@@ -126,7 +137,11 @@ def _errors(rows: Rows) -> list[dict[str, Any]]:
             counts[facts.failure] += 1
             examples.setdefault(facts.failure, (trajectory, id_))
     return [
-        {"class": name, "count": count, "example": dict(zip(("trajectory", "tool"), examples[name], strict=True))}
+        {
+            "class": name,
+            "count": count,
+            "example": dict(zip(("trajectory", "tool"), examples[name], strict=True)),
+        }
         for name, count in counts.most_common(50)
     ]
 
@@ -148,11 +163,18 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
     def at(share: float) -> float | None:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
-    return {"p50": at(0.5), "p95": at(0.95), "p99": at(0.99), "max": ordered[-1] if ordered else None}
+    return {
+        "p50": at(0.5),
+        "p95": at(0.95),
+        "p99": at(0.99),
+        "max": ordered[-1] if ordered else None,
+    }
 
 
 def live_figures(text: str) -> dict[str, Any]:
-    """An environment's `/metrics` as JSON. Percentiles are the upper edges of the buckets that they fall into."""
+    """An environment's `/metrics` as JSON. Percentiles are the upper edges of the buckets that they
+    fall into.
+    """
     plain: dict[str, float] = {}
     labelled: dict[str, dict[str, float]] = {}
     for name, label, value, number in _SAMPLE.findall(text[:1_000_000]):
@@ -176,8 +198,12 @@ def live_figures(text: str) -> dict[str, Any]:
             "run": _of_buckets(labelled.get("wall_seconds_bucket", {})),
         },
         "outcomes": {name: int(count) for name, count in labelled.get("calls_total", {}).items()},
-        "attempts": {name: int(count) for name, count in labelled.get("attempts_total", {}).items()},
-        "session_states": {name: int(count) for name, count in labelled.get("session_calls_total", {}).items()},
+        "attempts": {
+            name: int(count) for name, count in labelled.get("attempts_total", {}).items()
+        },
+        "session_states": {
+            name: int(count) for name, count in labelled.get("session_calls_total", {}).items()
+        },
         "refused": {name: int(count) for name, count in labelled.get("refused_total", {}).items()},
         "retries": plain.get("retries_total"),
         "cancelled": plain.get("cancelled_total"),

@@ -41,7 +41,13 @@ COLUMNS = (
 
 
 def trajectories(
-    place: Place, run: str, after: int = 0, limit: int = 2_000, status: str = "", verdict: str = "", step: int = 0
+    place: Place,
+    run: str,
+    after: int = 0,
+    limit: int = 2_000,
+    status: str = "",
+    verdict: str = "",
+    step: int = 0,
 ) -> dict[str, Any]:
     """`GET trajectories`: those that the run made, and those of others that it judged."""
     store, damaged = place.store(), Damaged()
@@ -54,14 +60,18 @@ def trajectories(
     if step:
         where, values = f"{where} AND id IN ({judged} AND step = ?)", [*values, run, step - 1]
     with store.database.read() as cursor:
-        total = int(cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0])
+        total = int(
+            cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0]
+        )
     found = headers_page(store, f"{where} AND seq > ?", [*values, after], damaged, limit=limit)
     headers = [each.header for each in found]
     overlays = overlays_of(store, run, damaged, ids=[each.id for each in headers])
     uses = uses_of_threads(store, [each.thread_id for each in headers])
     tools = _tool_calls(store, [each.thread_id for each in headers])
     rows = [
-        _row(seq, each, overlays.get(each.id), uses.get(each.thread_id), tools.get(each.thread_id, 0))
+        _row(
+            seq, each, overlays.get(each.id), uses.get(each.thread_id), tools.get(each.thread_id, 0)
+        )
         for seq, each in found
         if not verdict or (each.id in overlays and overlays[each.id].verdict.value == verdict)
     ]
@@ -80,7 +90,9 @@ def _known(value: str, known: list[str], name: str) -> None:
         raise ConfigError(f"There is no {name} {value[:80]!r}.", f"Known: {', '.join(known)}.")
 
 
-def _row(seq: int, header: Trajectory, overlay: Overlay | None, use: Any, tool_calls: int) -> list[Any]:
+def _row(
+    seq: int, header: Trajectory, overlay: Overlay | None, use: Any, tool_calls: int
+) -> list[Any]:
     step = overlay.step + 1 if overlay else step_begun_for(header.run_id, header.group_id)
     return [
         seq,
@@ -105,7 +117,10 @@ def _tool_calls(store: RunStore, threads: list[str]) -> dict[str, int]:
     with store.database.read() as cursor:
         for start in range(0, len(threads), 500):
             some = threads[start : start + 500]
-            query = f"SELECT thread_id, count(*) FROM tool_calls WHERE thread_id IN ({placeholders(len(some))}) "
+            query = (
+                "SELECT thread_id, count(*) FROM tool_calls WHERE thread_id IN"
+                f" ({placeholders(len(some))}) "
+            )
             found |= dict(cursor.execute(query + "GROUP BY thread_id", some).fetchall())
     return found
 
@@ -121,7 +136,9 @@ def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, An
     rows: list[dict[str, Any]] = []
     after, ends, complete = 0, time.monotonic() + _SECONDS, True
     while wanted.strip():
-        where, values = ("seq > ?", [after]) if not run else ("seq > ? AND run_id = ?", [after, run])
+        where, values = (
+            ("seq > ?", [after]) if not run else ("seq > ? AND run_id = ?", [after, run])
+        )
         found = headers_page(store, where, values, damaged, limit=_PAGE)
         for _, header in found:
             if (hit := _hit(header, wanted)) is not None and len(rows) < limit:
@@ -150,5 +167,10 @@ def _hit(header: Trajectory, wanted: str) -> dict[str, Any] | None:
         at = text.casefold().find(wanted)
         if at >= 0:
             snippet = text[max(at - _BEFORE, 0) : at + _AFTER]
-            return {"trajectory": header.id, "run": header.run_id, "where": where, "snippet": short(snippet)}
+            return {
+                "trajectory": header.id,
+                "run": header.run_id,
+                "where": where,
+                "snippet": short(snippet),
+            }
     return None

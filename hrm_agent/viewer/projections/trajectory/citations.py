@@ -1,7 +1,7 @@
 """What an answer cites: each citation held against the text that it names, as the state has it.
 
-A store may say anything. Spans that lie outside of the text, sources that are not there and quotes that stand elsewhere
-are shown as what they are: not verified.
+A store may say anything. Spans that lie outside of the text, sources that are not there and quotes
+that stand elsewhere are shown as what they are: not verified.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query
     return {
         "answer": cut_text(header.answer, item, "answer"),
         "parts": _parts(own_text(shown), len(cited)),
-        "citations": [_citation(number, each, sources) for number, each in enumerate(cited, start=1)],
+        "citations": [
+            _citation(number, each, sources) for number, each in enumerate(cited, start=1)
+        ],
         "sources": [
             {
                 "id": name,
@@ -65,7 +67,9 @@ def source(place: Place, id: str, source: str, start: int = 0, end: int = 0) -> 
     """`GET source`: a span of a source in the text around it."""
     found = sources_of(place, id).get(source)
     if found is None:
-        raise NotThere(f"The state has no source {source[:80]!r}.", "It was forgotten, or never there.")
+        raise NotThere(
+            f"The state has no source {source[:80]!r}.", "It was forgotten, or never there."
+        )
     text = _text(found)
     start = min(start, len(text))
     end = min(max(end, start), len(text), start + _LONGEST_SPAN)
@@ -107,7 +111,11 @@ def _citations(values: Table) -> list[Table]:
 def _sources(values: Table) -> dict[str, Table]:
     held: Any = values.get("sources")
     items = cast("dict[Any, Any]", held) if isinstance(held, dict) else {}
-    return {str(name): _fields(item) for name, item in [*items.items()][:_MOST] if isinstance(item, dict)}
+    return {
+        str(name): _fields(item)
+        for name, item in [*items.items()][:_MOST]
+        if isinstance(item, dict)
+    }
 
 
 def _fields(value: Any) -> Table:
@@ -133,11 +141,18 @@ def _citation(number: int, cited: Table, sources: Mapping[str, Table]) -> dict[s
 
 
 def _verified(source: Table, start: int | None, end: int | None, quote: Any) -> bool | None:
-    """Whether the text has the quote in this span, to the character; None where nothing is quoted."""
+    """Whether the text has the quote in this span, to the character;
+    None where nothing is quoted.
+    """
     if not isinstance(quote, str) or not quote:
         return None
     text = _text(source)
-    return start is not None and end is not None and 0 <= start < end <= len(text) and text[start:end] == quote
+    return (
+        start is not None
+        and end is not None
+        and 0 <= start < end <= len(text)
+        and text[start:end] == quote
+    )
 
 
 def _place(value: Any) -> int | None:

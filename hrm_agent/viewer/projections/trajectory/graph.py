@@ -34,14 +34,20 @@ def graph(place: Place, thread: str) -> dict[str, Any]:
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     if not links and header is None:
-        raise NotThere(f"There is no thread {thread[:200]!r} in {place.where}.", "It may have been deleted.")
+        raise NotThere(
+            f"There is no thread {thread[:200]!r} in {place.where}.", "It may have been deleted."
+        )
     chosen = range(max(len(links) - _MOST_MOMENTS, 0), len(links))
     taken = _taken(moments_at(store, thread_id, None, links, chosen, damaged))
     told = {"moments": len(chosen), "of_moments": len(links), "damaged": damaged.data()}
     if header is not None and header.graph in BUILTIN_GRAPHS:
         return _built_in(header.graph, taken) | told
     nodes = list(dict.fromkeys(name for edge in taken for name in edge))[:_MOST_NODES]
-    edges = [_edge(a, b, False, None, count) for (a, b), count in taken.items() if a in nodes and b in nodes]
+    edges = [
+        _edge(a, b, False, None, count)
+        for (a, b), count in taken.items()
+        if a in nodes and b in nodes
+    ]
     return {"nodes": [_node(name) for name in nodes], "edges": edges, "source": "observed", **told}
 
 
@@ -82,5 +88,13 @@ def _node(name: str) -> dict[str, str]:
     return {"id": name, "label": short(name.strip("_") if kind != "node" else name), "kind": kind}
 
 
-def _edge(source: str, target: str, conditional: bool, label: str | None, taken: int) -> dict[str, Any]:
-    return {"from": source, "to": target, "conditional": conditional, "label": label, "taken": taken}
+def _edge(
+    source: str, target: str, conditional: bool, label: str | None, taken: int
+) -> dict[str, Any]:
+    return {
+        "from": source,
+        "to": target,
+        "conditional": conditional,
+        "label": label,
+        "taken": taken,
+    }

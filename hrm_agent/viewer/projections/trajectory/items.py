@@ -1,4 +1,6 @@
-"""The items of a trajectory, a page at a time: turns, model calls and tool calls, with what each is made of."""
+"""The items of a trajectory, a page at a time: turns, model calls and tool calls, with what each is
+made of.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,26 @@ from hrm_agent.store.browse.messages import NewMessages, new_messages
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
 from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
-from hrm_agent.viewer.projections.trajectory.threads import Transcript, TranscriptItem, overlays_on, transcript
+from hrm_agent.viewer.projections.trajectory.threads import (
+    Transcript,
+    TranscriptItem,
+    overlays_on,
+    transcript,
+)
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
 
-__all__ = ["ROLES", "arguments_text", "asked_calls", "bases_of", "calls_asked", "item_rows", "items", "program_of"]
+__all__ = [
+    "ROLES",
+    "arguments_text",
+    "asked_calls",
+    "bases_of",
+    "calls_asked",
+    "item_rows",
+    "items",
+    "program_of",
+]
 
 _MOST_MESSAGES = 200
 """New messages of one request that are shown; of more, the last."""
@@ -44,8 +60,12 @@ def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, 
 def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """The items with these numbers, as JSON. One that cannot be read has `problem`."""
     header, chosen = found.header, [(n, found.items[n]) for n in numbers]
-    calls = _readable(store.journal.calls_among, [item.id for _, item in chosen if item.kind == "call"])
-    tools = _readable(store.journal.tool_calls_among, [item.id for _, item in chosen if item.kind == "tool"])
+    calls = _readable(
+        store.journal.calls_among, [item.id for _, item in chosen if item.kind == "call"]
+    )
+    tools = _readable(
+        store.journal.tool_calls_among, [item.id for _, item in chosen if item.kind == "tool"]
+    )
     bases = bases_of(found)
     sent = new_messages(store, {id_: bases.get(id_) for id_ in calls}, _MOST_MESSAGES)
     overlays = overlays_on(store, header, found.damaged)
@@ -53,7 +73,12 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
     turns = {turn.id: turn for turn in header.turns}
     rows: list[dict[str, Any]] = []
     for number, item in chosen:
-        row: dict[str, Any] = {"index": number, "kind": item.kind, "id": item.id, **_place(item, header)}
+        row: dict[str, Any] = {
+            "index": number,
+            "kind": item.kind,
+            "id": item.id,
+            **_place(item, header),
+        }
         if item.id in turns and item.kind == "turn":
             row |= _turn(turns[item.id], header)
         elif item.kind == "call" and item.id in calls:
@@ -85,7 +110,8 @@ def _readable(among: Any, ids: list[str]) -> dict[str, Any]:
 def bases_of(found: Transcript) -> dict[str, str | None]:
     """Call -> the call whose request and answer it is shown as a continuation of.
 
-    That is its parent; of a call without one, the role's call before it: what both were sent need not be read twice.
+    That is its parent; of a call without one, the role's call before it: what both were sent need
+    not be read twice.
     """
     bases: dict[str, str | None] = {}
     newest: dict[tuple[str, str], str] = {}
@@ -97,7 +123,9 @@ def bases_of(found: Transcript) -> dict[str, str | None]:
 
 
 def calls_asked(found: Transcript) -> dict[str, str]:
-    """Tool call -> the model call whose message asked for it: the newest before it that names it."""
+    """Tool call -> the model call whose message asked for it:
+    the newest before it that names it.
+    """
     asked: dict[str, str] = {}
     by_id: dict[str, str] = {}
     for item in sorted(found.items, key=lambda item: (item.at, item.kind)):
@@ -150,7 +178,9 @@ def _turn(turn: Turn, header: Trajectory) -> dict[str, Any]:
     }
 
 
-def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overlay | None) -> dict[str, Any]:
+def _call(
+    call: Call, base: str | None, sent: NewMessages | None, overlay: Overlay | None
+) -> dict[str, Any]:
     item, said = f"call:{call.id}", parts_of(call.response)
     sampling = call.sampling or call.sampling_sent
     used = call.used
@@ -174,12 +204,16 @@ def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overl
         "text": cut_text(said.text if call.error is None else failed_text(call), item, "text"),
         "code_calls": _asked_data(call.response, item),
         "finish_reason": call.finish_reason.value,
-        "sampled_tokens": call.sampled_tokens if call.token_ids else used.output_tokens if used else None,
-        "prompt_tokens": len(call.mask) - call.sampled_tokens
-        if call.token_ids
-        else used.input_tokens
-        if used
-        else None,
+        "sampled_tokens": (
+            call.sampled_tokens if call.token_ids else used.output_tokens if used else None
+        ),
+        "prompt_tokens": (
+            len(call.mask) - call.sampled_tokens
+            if call.token_ids
+            else used.input_tokens
+            if used
+            else None
+        ),
         "reasoning_tokens": used.reasoning_tokens if used else None,
         "has_tokens": bool(call.token_ids),
         "trainable": call.trainable,
@@ -198,7 +232,9 @@ def _credit(overlay: Overlay | None, call: Call) -> float | None:
     return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
 
 
-def _messages(messages: Sequence[Mapping[str, Any]], base: str | None, item: str, earlier: int) -> list[dict[str, Any]]:
+def _messages(
+    messages: Sequence[Mapping[str, Any]], base: str | None, item: str, earlier: int
+) -> list[dict[str, Any]]:
     """Those that are new; the answer of the call before is told there."""
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=earlier):

@@ -31,7 +31,15 @@ from hrm_agent.store.values.checkpoint_reader import CheckpointOutline, Checkpoi
 from hrm_agent.store.values.damage import DAMAGED, in_a_line
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 from hrm_agent.trajectory.words import text_of, thoughts_of
-from hrm_agent.viewer.json_text import SHOWN, NotThere, cut_text, foreign, json_lines, json_text, short
+from hrm_agent.viewer.json_text import (
+    SHOWN,
+    NotThere,
+    cut_text,
+    foreign,
+    json_lines,
+    json_text,
+    short,
+)
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.trajectory.items import arguments_text
 from hrm_agent.viewer.projections.trajectory.threads import children_at, threads_of
@@ -42,23 +50,36 @@ if TYPE_CHECKING:
 __all__ = ["moment", "moment_json", "moments", "moments_at", "plain", "thread_named"]
 
 
-def moments(place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = "") -> dict[str, Any]:
-    """`GET moments`: `after` is the number of moments before the first one; `checkpoint`: the page that holds it."""
+def moments(
+    place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = ""
+) -> dict[str, Any]:
+    """`GET moments`: `after` is the number of moments before the first one; `checkpoint`: the page
+    that holds it.
+    """
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     if not links and header is None:
-        raise NotThere(f"There is no thread {thread[:200]!r} in {place.where}.", "It may have been deleted.")
+        raise NotThere(
+            f"There is no thread {thread[:200]!r} in {place.where}.", "It may have been deleted."
+        )
     if checkpoint:
         at = next((n for n, link in enumerate(links) if link.id == checkpoint), None)
         if at is None:
-            raise NotThere(f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.", "It may have been deleted.")
+            raise NotThere(
+                f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.",
+                "It may have been deleted.",
+            )
         after = at - at % limit
     chosen = range(min(after, len(links)), min(after + limit, len(links)))
-    read = {moment.checkpoint_id: moment for moment in moments_at(store, thread_id, header, links, chosen, damaged)}
+    read = {
+        moment.checkpoint_id: moment
+        for moment in moments_at(store, thread_id, header, links, chosen, damaged)
+    }
     hanging = children_at(store, header) if header is not None else {}
     rows = [
-        _row(number, links[number], read.get(links[number].id), hanging.get(links[number].id, ())) for number in chosen
+        _row(number, links[number], read.get(links[number].id), hanging.get(links[number].id, ()))
+        for number in chosen
     ]
     following = after + limit
     return {
@@ -103,7 +124,9 @@ def _one_by_one(
     ids: Sequence[str],
     damaged: Damaged,
 ) -> list[Moment]:
-    """All moments that make sense, where a forged checkpoint (a time that is none, a step) makes none."""
+    """All moments that make sense, where a forged checkpoint (a time that is none, a step) makes
+    none.
+    """
     found: list[Moment] = []
     for id_ in ids:
         try:
@@ -114,7 +137,9 @@ def _one_by_one(
 
 
 def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
-    """A thread by its id, or by its trajectory's; None for one without a trajectory that can be read."""
+    """A thread by its id, or by its trajectory's; None for one without a trajectory that can be
+    read.
+    """
     found: list[Trajectory] = []
     with suppress(StoreError):  # a damaged header hides no checkpoints
         found = store.journal.headers("thread_id = ? OR id = ?", (name, name))
@@ -122,7 +147,9 @@ def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
     return header, header.thread_id if header else name
 
 
-def _readable(store: RunStore, rows: list[CheckpointRow], damaged: Damaged) -> list[CheckpointOutline]:
+def _readable(
+    store: RunStore, rows: list[CheckpointRow], damaged: Damaged
+) -> list[CheckpointOutline]:
     """All that can be read: where one is damaged, each by itself."""
     with suppress(StoreError):
         return outlines_of(store, rows)
@@ -142,16 +169,30 @@ def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Traject
     for thread, shared in threads_of(store, header):
         here = sorted(steps if shared is None else steps & shared)
         with suppress(StoreError):  # the items of the trajectory tell which one is damaged
-            calls += (call for call in store.journal.calls_among(here, steps_of=thread) if call.error is None)
+            calls += (
+                call
+                for call in store.journal.calls_among(here, steps_of=thread)
+                if call.error is None
+            )
         with suppress(StoreError):
             tools += store.journal.tool_calls_among(here, steps_of=thread)
     return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tools)})
 
 
-def _row(number: int, link: CheckpointLink, moment: Moment | None, forks: Sequence[Trajectory]) -> dict[str, Any]:
-    hanging = [{"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value} for fork in forks]
+def _row(
+    number: int, link: CheckpointLink, moment: Moment | None, forks: Sequence[Trajectory]
+) -> dict[str, Any]:
+    hanging = [
+        {"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value}
+        for fork in forks
+    ]
     if moment is None:
-        told = {"index": str(number), "checkpoint": link.id, "parent": link.parent, "problem": "It cannot be read."}
+        told = {
+            "index": str(number),
+            "checkpoint": link.id,
+            "parent": link.parent,
+            "problem": "It cannot be read.",
+        }
         return {**told, "position": number, "branches": hanging}
     return {**moment_json(moment), "position": number, "branches": hanging}
 
@@ -170,13 +211,17 @@ _MOST_MESSAGES = 500
 
 
 def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
-    """`GET moment`. `checkpoint`: of the graph itself, or of a subgraph as `CHECKPOINT|NAMESPACE`."""
+    """`GET moment`. `checkpoint`: of the graph itself,
+    or of a subgraph as `CHECKPOINT|NAMESPACE`.
+    """
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
     id_, _, namespace = checkpoint.partition("|")
     found = shown_channels(store, thread_id, id_, namespace)
     if found is None:
-        raise NotThere(f"Thread {thread[:200]!r} has no checkpoint {id_[:80]!r}.", "It may have been deleted.")
+        raise NotThere(
+            f"Thread {thread[:200]!r} has no checkpoint {id_[:80]!r}.", "It may have been deleted."
+        )
     item = f"state:{checkpoint}:{thread_id}"
     values = found.checkpoint["channel_values"]
     links = checkpoint_links(store, thread_id)
@@ -186,7 +231,9 @@ def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
     return {
         "moment": told,
         "trajectory": header.id if header else None,
-        "channels": [_channel(name, value, item) for name, value in values.items() if not is_internal(name)],
+        "channels": [
+            _channel(name, value, item) for name, value in values.items() if not is_internal(name)
+        ],
         "next": told["next"] if told else [],
         "interrupts": told["interrupts"] if told else [],
         "damaged": damaged.data(),
@@ -197,9 +244,18 @@ def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
     messages = cast("list[Any]", value) if isinstance(value, list) else []
     if messages and all(isinstance(message, ShownMessage) for message in messages):
         first = max(len(messages) - _MOST_MESSAGES, 0)
-        shown = [_message(message, f"{name}/{first + n}", item) for n, message in enumerate(messages[first:])]
+        shown = [
+            _message(message, f"{name}/{first + n}", item)
+            for n, message in enumerate(messages[first:])
+        ]
         chars = sum(len(text_of(message.fields)) for message in messages)
-        return {"name": short(name), "kind": "messages", "messages": shown, "messages_before": first, "chars": chars}
+        return {
+            "name": short(name),
+            "kind": "messages",
+            "messages": shown,
+            "messages_before": first,
+            "chars": chars,
+        }
     if isinstance(value, ShownMessage):
         return {
             "name": short(name),
@@ -209,7 +265,12 @@ def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
             "chars": len(text_of(value.fields)),
         }
     if isinstance(value, str):
-        return {"name": short(name), "kind": "text", "text": cut_text(value, item, name), "chars": len(value)}
+        return {
+            "name": short(name),
+            "kind": "text",
+            "text": cut_text(value, item, name),
+            "chars": len(value),
+        }
     if isinstance(value, Unread):
         text = json_lines(plain(value.made_of))
         why = f"a value of the type {short(value.type)}, which is not loaded here"
@@ -218,7 +279,10 @@ def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
     shown = plain(value)
     text = json_lines(shown)
     if isinstance(value, Written):
-        why = "not known without the graph, which makes it of the newest value on record and what was written since"
+        why = (
+            "not known without the graph, which makes it of the newest value on record and what was"
+            " written since"
+        )
         return {
             "name": short(name),
             "kind": "unread",
@@ -227,13 +291,23 @@ def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
             "chars": len(text),
         }
     whole = {"value": foreign(shown)} if len(text) <= SHOWN else {}
-    return {"name": short(name), "kind": "json", "text": cut_text(text, item, name), "chars": len(text), **whole}
+    return {
+        "name": short(name),
+        "kind": "json",
+        "text": cut_text(text, item, name),
+        "chars": len(text),
+        **whole,
+    }
 
 
 def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
     fields = message.fields
     asked: Any = fields.get("tool_calls")
-    calls = [cast("dict[str, Any]", call) for call in cast("Sequence[Any]", asked or ()) if isinstance(call, dict)]
+    calls = [
+        cast("dict[str, Any]", call)
+        for call in cast("Sequence[Any]", asked or ())
+        if isinstance(call, dict)
+    ]
     return {
         "id": fields.get("id") if isinstance(fields.get("id"), str) else None,
         "type": short(str(fields.get("type", ""))),
@@ -244,7 +318,9 @@ def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
             {
                 "id": str(call.get("id")),
                 "name": short(str(call.get("name"))),
-                "arguments": cut_text(arguments_text(plain(call.get("args"))), item, f"{field}/arguments/{number}"),
+                "arguments": cut_text(
+                    arguments_text(plain(call.get("args"))), item, f"{field}/arguments/{number}"
+                ),
             }
             for number, call in enumerate(calls)
         ],

@@ -54,7 +54,11 @@ class Transcript(NamedTuple):
     def own(self) -> list[CallMark]:
         """Model calls and tool calls of the trajectory's own thread."""
         thread = self.header.thread_id
-        return [item.mark for item in self.items if item.mark is not None and item.mark.thread_id == thread]
+        return [
+            item.mark
+            for item in self.items
+            if item.mark is not None and item.mark.thread_id == thread
+        ]
 
 
 def header_of(place: Place, id_: str) -> Trajectory:
@@ -62,12 +66,16 @@ def header_of(place: Place, id_: str) -> Trajectory:
     store = place.store()
     found = store.journal.headers("id = ? OR thread_id = ?", (id_, id_))
     if not found:
-        raise NotThere(f"There is no trajectory {id_[:200]!r} in {place.where}.", "It may have been deleted.")
+        raise NotThere(
+            f"There is no trajectory {id_[:200]!r} in {place.where}.", "It may have been deleted."
+        )
     return next((each for each in found if each.id == id_), found[0])
 
 
 def threads_of(store: RunStore, header: Trajectory) -> list[tuple[str, set[str] | None]]:
-    """The threads that a trajectory's calls lie on, oldest first, with the steps that count; None: all."""
+    """The threads that a trajectory's calls lie on, oldest first, with the steps that count; None:
+    all.
+    """
     behind = store.journal.threads_behind(header) if header.forked_from is not None else []
     return [*behind, (header.thread_id, None)]
 
@@ -86,7 +94,9 @@ def overlays_on(store: RunStore, header: Trajectory, damaged: Damaged) -> list[O
     query = "SELECT run_id FROM overlays WHERE trajectory_id = ? ORDER BY seq"
     with store.database.read() as cursor:
         runs = [str(row[0]) for row in cursor.execute(query, (header.id,)).fetchall()]
-    found = (overlays_of(store, run, damaged, ids=[header.id]).get(header.id) for run in runs[-100:])
+    found = (
+        overlays_of(store, run, damaged, ids=[header.id]).get(header.id) for run in runs[-100:]
+    )
     return [overlay for overlay in found if overlay is not None]
 
 
@@ -94,13 +104,22 @@ def siblings_of(store: RunStore, header: Trajectory) -> list[str]:
     """Ids of the trajectories of a group, in their order in it."""
     if not header.group_id:
         return [header.id]
-    found = headers_page(store, "run_id = ? AND group_id = ?", (header.run_id, header.group_id), Damaged(), limit=2_000)
+    found = headers_page(
+        store,
+        "run_id = ? AND group_id = ?",
+        (header.run_id, header.group_id),
+        Damaged(),
+        limit=2_000,
+    )
     return [each.header.id for each in sorted(found, key=lambda each: each.header.sample_index)]
 
 
 def forks_of(store: RunStore, header: Trajectory) -> list[Trajectory]:
     """Those that were forked from it."""
-    return [each.header for each in headers_page(store, "origin = ?", (header.id,), Damaged(), limit=1_000)]
+    return [
+        each.header
+        for each in headers_page(store, "origin = ?", (header.id,), Damaged(), limit=1_000)
+    ]
 
 
 def children_at(store: RunStore, header: Trajectory) -> dict[str, list[Trajectory]]:

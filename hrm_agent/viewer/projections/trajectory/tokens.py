@@ -1,10 +1,11 @@
-"""The tokens of a call and of those that it extends: what the policy was shown, what it sampled, what is trained.
+"""The tokens of a call and of those that it extends: what the policy was shown, what it sampled,
+what is trained.
 
 The text of single tokens, without loading a model and without code of anybody's.
 
-Tokenizers are read of the policies that the package ships, of models that were fetched by name, and of model folders
-inside the place's own folder: a store names no other path that is opened. They are data for the `tokenizers` library;
-nothing of a folder is run.
+Tokenizers are read of the policies that the package ships, of models that were fetched by name, and
+of model folders inside the place's own folder: a store names no other path that is opened. They are
+data for the `tokenizers` library; nothing of a folder is run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ __all__ = ["TokenTexts", "token_texts", "tokens"]
 _MOST_BYTES_OF_TEXT = 1 << 26
 """Of a tokenizer's file."""
 _SHIPPED = Path(__file__).parents[3] / "models" / "builtin"
-_BYTES_FRAME = {256: "<|im_start|>", 257: "<|im_end|>", 258: "<tool_response>", 259: "</tool_response>"}
+_BYTES_FRAME = {
+    256: "<|im_start|>",
+    257: "<|im_end|>",
+    258: "<tool_response>",
+    259: "</tool_response>",
+}
 
 
 class TokenTexts:
@@ -119,14 +125,21 @@ def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
     del changed
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
-        added = {int(id_): str(token.content) for id_, token in tokenizer.get_added_tokens_decoder().items()}
+        added = {
+            int(id_): str(token.content)
+            for id_, token in tokenizer.get_added_tokens_decoder().items()
+        }
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-        in_bytes = "ByteLevel" in str(type(tokenizer.decoder)) or '"ByteLevel"' in _decoder_of(tokenizer)
+        in_bytes = "ByteLevel" in str(type(tokenizer.decoder)) or '"ByteLevel"' in _decoder_of(
+            tokenizer
+        )
     except Exception as error:
         return None, f"Its tokenizer cannot be read: {' '.join(str(error).split())[:200]}."
     pieces: dict[int, bytes | str] = {}
     for text, id_ in vocabulary.items():
-        pieces[id_] = _bytes_of(text) if in_bytes else text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+        pieces[id_] = (
+            _bytes_of(text) if in_bytes else text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+        )
     return TokenTexts(path.parent.name, pieces | added), None
 
 
@@ -143,7 +156,9 @@ def _bytes_of(text: str) -> bytes | str:
 def _byte_alphabet() -> dict[str, int]:
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
-    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | {
+        chr(256 + n): byte for n, byte in enumerate(hidden)
+    }
 
 
 _BYTE_OF = _byte_alphabet()
@@ -167,7 +182,9 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
     store, damaged = place.store(), Damaged()
     ids = path_of_call(store, call)
     if not ids:
-        raise NotThere(f"There is no model call {call[:80]!r} in {place.where}.", "It may have been deleted.")
+        raise NotThere(
+            f"There is no model call {call[:80]!r} in {place.where}.", "It may have been deleted."
+        )
     known = call_tokens(store, ids)
     calls = _calls(store, ids, damaged)
     starts = _starts(ids, known)
@@ -242,24 +259,35 @@ def _starts(ids: Sequence[str], known: Mapping[str, CallTokens]) -> list[int]:
     return starts
 
 
-def _judged(store: RunStore, call: Call | None, run: str, damaged: Damaged) -> tuple[Overlay | None, Trajectory | None]:
-    """What a run made of the trajectory that the call is of; without a run, the one that made the trajectory."""
+def _judged(
+    store: RunStore, call: Call | None, run: str, damaged: Damaged
+) -> tuple[Overlay | None, Trajectory | None]:
+    """What a run made of the trajectory that the call is of; without a run, the one that made the
+    trajectory.
+    """
     if call is None:
         return None, None
     with suppress(StoreError):
         for header in store.journal.headers("thread_id = ?", (call.identity.thread_id,)):
-            return overlays_of(store, run or header.run_id, damaged, ids=[header.id]).get(header.id), header
+            return (
+                overlays_of(store, run or header.run_id, damaged, ids=[header.id]).get(header.id),
+                header,
+            )
     return None, None
 
 
 def _weight(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> float | None:
-    """What each completion token of a call counts in the loss; None for one that is not trained here."""
+    """What each completion token of a call counts in the loss; None for one that is not trained
+    here.
+    """
     if call is None or overlay is None or _why_untrained(call, overlay, header) is not None:
         return None
     return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
 
 
-def _why_untrained(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> str | None:
+def _why_untrained(
+    call: Call | None, overlay: Overlay | None, header: Trajectory | None
+) -> str | None:
     """Why none of a call's tokens is trained; None if they are."""
     if call is None or header is None:
         return "the call cannot be read" if call is None else None
@@ -291,7 +319,13 @@ def _columns(
     span: tuple[int, int],
     weights: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    found: dict[str, list[Any]] = {"ids": [], "mask": [], "logprob": [], "call_of": [], "weight": []}
+    found: dict[str, list[Any]] = {
+        "ids": [],
+        "mask": [],
+        "logprob": [],
+        "call_of": [],
+        "weight": [],
+    }
     for number, id_ in enumerate(ids):
         a, b = max(span[0] - starts[number], 0), min(span[1], starts[number + 1]) - starts[number]
         if id_ not in known or a >= b:
@@ -302,7 +336,9 @@ def _columns(
         weight = foreign(weights[id_])
         found["ids"] += own.token_ids[a:b]
         found["mask"] += [1 if sampled else 0 for sampled in mask]
-        found["logprob"] += [_short_float(p) if sampled else None for p, sampled in zip(logprobs, mask, strict=True)]
+        found["logprob"] += [
+            _short_float(p) if sampled else None for p, sampled in zip(logprobs, mask, strict=True)
+        ]
         found["call_of"] += [number] * (b - a)
         found["weight"] += [weight if sampled else None for sampled in mask]
     return found
@@ -313,8 +349,12 @@ def _short_float(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def _analysis(folder: Path | None, ids: Sequence[str], starts: Sequence[int], span: tuple[int, int]) -> dict[str, Any]:
-    """Entropy and marks of the tokens, from the file that an analysis of the run has left; else null."""
+def _analysis(
+    folder: Path | None, ids: Sequence[str], starts: Sequence[int], span: tuple[int, int]
+) -> dict[str, Any]:
+    """Entropy and marks of the tokens, from the file that an analysis of the run has left; else
+    null.
+    """
     lines = _analysed(folder, set(ids))
     if not lines:
         return {"entropy": None, "marks": None}
@@ -334,7 +374,9 @@ def _analysis(folder: Path | None, ids: Sequence[str], starts: Sequence[int], sp
 
 
 def _steps_word(header: Trajectory | None) -> str | None:
-    """What `hrm-agent analyze --steps` calls the part of the run that the trajectory is of; None outside of a run."""
+    """What `hrm-agent analyze --steps` calls the part of the run that the trajectory is of; None
+    outside of a run.
+    """
     if header is None or not header.run_id:
         return None
     step = step_begun_for(header.run_id, header.group_id)
@@ -348,7 +390,9 @@ def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
 
 
 def _analysed(folder: Path | None, ids: set[str]) -> dict[str, dict[str, Any]]:
-    """The lines of these calls. Others are passed over unread: an id stands at the beginning of its line."""
+    """The lines of these calls. Others are passed over unread: an id stands at the beginning of its
+    line.
+    """
     path = folder / _ANALYSED if folder is not None else None
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError):

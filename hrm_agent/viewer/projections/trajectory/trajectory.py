@@ -10,7 +10,13 @@ from hrm_agent.trajectory import CallUsage, RunStatus, StopReason, ToolStatus, T
 from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged, overlay_data, task_data
-from hrm_agent.viewer.projections.trajectory.threads import Transcript, forks_of, overlays_on, siblings_of, transcript
+from hrm_agent.viewer.projections.trajectory.threads import (
+    Transcript,
+    forks_of,
+    overlays_on,
+    siblings_of,
+    transcript,
+)
 
 if TYPE_CHECKING:
     from hrm_agent.store import RunStore
@@ -138,7 +144,9 @@ def _counts(found: Transcript) -> dict[str, Any]:
         "tokens": used.output_tokens,
         "reasoning_tokens": used.reasoning_tokens,
         "input_tokens": used.input_tokens,
-        "seconds": foreign(header.ended_at - header.started_at) if header.ended_at is not None else None,
+        "seconds": (
+            foreign(header.ended_at - header.started_at) if header.ended_at is not None else None
+        ),
         "cost": foreign(used.cost),
         "models": [short(model) for model in dict.fromkeys(mark.model for mark in calls)],
     }
@@ -147,19 +155,31 @@ def _counts(found: Transcript) -> dict[str, Any]:
 def _focus(found: Transcript) -> dict[str, Any] | None:
     """The item to look at first: the one that failed, else the one that gave the answer."""
     header = found.header
-    own = [(n, item) for n, item in enumerate(found.items) if item.mark and item.mark.thread_id == header.thread_id]
+    own = [
+        (n, item)
+        for n, item in enumerate(found.items)
+        if item.mark and item.mark.thread_id == header.thread_id
+    ]
     failed = [
         (n, item)
         for n, item in own
-        if item.mark is not None and item.mark.status is not None and item.mark.status != ToolStatus.OK.value
+        if item.mark is not None
+        and item.mark.status is not None
+        and item.mark.status != ToolStatus.OK.value
     ]
     if header.status in (RunStatus.FAILED, RunStatus.ABORTED, RunStatus.TRUNCATED) and own:
         number, item = failed[-1] if failed and failed[-1][0] == own[-1][0] else own[-1]
         return {"index": number, "id": item.id, "why": "failed"}
     if failed and header.rewards.get("correct") == 0:
         return {"index": failed[-1][0], "id": failed[-1][1].id, "why": "failed"}
-    answered = [(n, item) for n, item in own if item.kind == "call" and item.mark and item.mark.status is None]
-    return {"index": answered[-1][0], "id": answered[-1][1].id, "why": "answer"} if answered else None
+    answered = [
+        (n, item)
+        for n, item in own
+        if item.kind == "call" and item.mark and item.mark.status is None
+    ]
+    return (
+        {"index": answered[-1][0], "id": answered[-1][1].id, "why": "answer"} if answered else None
+    )
 
 
 def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
@@ -168,7 +188,11 @@ def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
     id_ = shlex.quote(header.id)
     waits = header.stop_reason is StopReason.INTERRUPT
     return {
-        **({"resume": f"hrm-agent resume {thread} --answer ANSWER --store {store}"} if waits else {}),
+        **(
+            {"resume": f"hrm-agent resume {thread} --answer ANSWER --store {store}"}
+            if waits
+            else {}
+        ),
         "show": f"hrm-agent show {id_} --store {store}",
         "history": f"hrm-agent history {thread} --store {store}",
         "replay": f"hrm-agent replay {id_} --store {store}",

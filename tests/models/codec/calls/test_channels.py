@@ -15,8 +15,8 @@ SELF = " to=self<|message|>I could call f.<|eom|>" + NEXT
 
 def atem(name: str, value: str) -> str:
     return (
-        f'<atem:function_calls>\n<atem:invoke name="{name}">\n<atem:parameter name="x">{value}</atem:parameter>\n'
-        "</atem:invoke>\n</atem:function_calls>"
+        f'<atem:function_calls>\n<atem:invoke name="{name}">\n<atem:parameter'
+        f' name="x">{value}</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
     )
 
 
@@ -58,19 +58,40 @@ def test_a_string_may_hold_marks(value: str) -> None:
     ("text", "content", "reasoning"),
     [
         ("<|channel|>final<|message|>It is 42.", "It is 42.", None),
-        (f"{THOUGHT}<|channel|>final<|message|>It is 42.<|return|>", "It is 42.", "I could call f."),
-        (f"{THOUGHT}{THOUGHT}<|channel|>final<|message|>42", "42", "I could call f.\n\nI could call f."),
+        (
+            f"{THOUGHT}<|channel|>final<|message|>It is 42.<|return|>",
+            "It is 42.",
+            "I could call f.",
+        ),
+        (
+            f"{THOUGHT}{THOUGHT}<|channel|>final<|message|>42",
+            "42",
+            "I could call f.\n\nI could call f.",
+        ),
         ("<|channel|>final<|message|>set x to=5 {}", "set x to=5 {}", None),
-        (f"<|channel|>commentary<|message|>First.<|end|>{NEXT}<|channel|>final<|message|>42", "First.\n\n42", None),
+        (
+            f"<|channel|>commentary<|message|>First.<|end|>{NEXT}<|channel|>final<|message|>42",
+            "First.\n\n42",
+            None,
+        ),
         ("It is 42.", "It is 42.", None),
         ("<|channel|>analysis<|message|>only thoughts", "", "only thoughts"),
-        ('<|channel|>analysis<|message|>{"name": "f", "arguments": {}}', "", '{"name": "f", "arguments": {}}'),
+        (
+            '<|channel|>analysis<|message|>{"name": "f", "arguments": {}}',
+            "",
+            '{"name": "f", "arguments": {}}',
+        ),
         ("", "", None),
     ],
 )
 def test_thoughts_and_words_of_harmony(text: str, content: str, reasoning: str | None) -> None:
     turn = HARMONY.read(text, {})
-    assert (turn.content, turn.reasoning, turn.tool_calls, turn.invalid_tool_calls) == (content, reasoning, [], [])
+    assert (turn.content, turn.reasoning, turn.tool_calls, turn.invalid_tool_calls) == (
+        content,
+        reasoning,
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +99,11 @@ def test_thoughts_and_words_of_harmony(text: str, content: str, reasoning: str |
     [
         (" to=user<|message|>It is 42.", "It is 42.", None),
         (f"{SELF} to=user<|message|>It is 42.<|eot|>", "It is 42.", "I could call f."),
-        (f" to=self<|message|>{atem('f', '1')}<|eom|>{NEXT} to=user<|message|>42", "42", atem("f", "1")),
+        (
+            f" to=self<|message|>{atem('f', '1')}<|eom|>{NEXT} to=user<|message|>42",
+            "42",
+            atem("f", "1"),
+        ),
         (f" to=user<|message|>{atem('f', '1')}", atem("f", "1"), None),
         ("It is 42.", "It is 42.", None),
         (" to=self<|message|>only thoughts", "", "only thoughts"),
@@ -86,7 +111,12 @@ def test_thoughts_and_words_of_harmony(text: str, content: str, reasoning: str |
 )
 def test_thoughts_and_words_of_muse(text: str, content: str, reasoning: str | None) -> None:
     turn = MUSE.read(text, {})
-    assert (turn.content, turn.reasoning, turn.tool_calls, turn.invalid_tool_calls) == (content, reasoning, [], [])
+    assert (turn.content, turn.reasoning, turn.tool_calls, turn.invalid_tool_calls) == (
+        content,
+        reasoning,
+        [],
+        [],
+    )
 
 
 def test_several_messages_to_tools() -> None:
@@ -100,7 +130,9 @@ def test_several_messages_to_tools() -> None:
 
 def test_types_are_those_of_the_schema() -> None:
     schemas: Any = {"f": {"properties": {"x": {"type": "string"}}}}
-    assert MUSE.read(f" to=f<|message|>{atem('f', '1')}", schemas).tool_calls[0]["args"] == {"x": "1"}
+    assert MUSE.read(f" to=f<|message|>{atem('f', '1')}", schemas).tool_calls[0]["args"] == {
+        "x": "1"
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,12 +158,17 @@ def test_a_call_of_harmony_that_cannot_be_read_says_why(text: str, error: str) -
     [
         ("print(1)", "holds no call"),
         (atem("f", "1").replace("</atem:parameter>", ""), "'x' is not closed"),
-        (atem("f", "1").removesuffix("</atem:function_calls>"), "not closed by </atem:function_calls>"),
+        (
+            atem("f", "1").removesuffix("</atem:function_calls>"),
+            "not closed by </atem:function_calls>",
+        ),
         ("", "holds no call"),
     ],
 )
 def test_a_call_of_muse_that_cannot_be_read_says_why(body: str, error: str) -> None:
-    turn = MUSE.read(f"{SELF} to=f<|message|>{body}<|eom|>{NEXT} to=g<|message|>{atem('g', '2')}", {})
+    turn = MUSE.read(
+        f"{SELF} to=f<|message|>{body}<|eom|>{NEXT} to=g<|message|>{atem('g', '2')}", {}
+    )
     assert turn.tool_calls == [{"name": "g", "args": {"x": 2}}]
     (found,) = turn.invalid_tool_calls
     assert error in found["error"] and found["name"] == "f"

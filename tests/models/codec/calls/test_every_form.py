@@ -1,4 +1,6 @@
-"""Rules of every form: it reads what it writes, takes any text, and takes time in proportion to it."""
+"""Rules of every form: it reads what it writes, takes any text,
+and takes time in proportion to it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ TOOLS: list[dict[str, Any]] = [
             "name": name,
             "parameters": {
                 "type": "object",
-                "properties": {"code": {"type": "string"}, "n": {"type": "integer"}, "items": {"type": "array"}},
+                "properties": {
+                    "code": {"type": "string"},
+                    "n": {"type": "integer"},
+                    "items": {"type": "array"},
+                },
             },
         },
     }
@@ -44,7 +50,17 @@ _WORDS = """
 """
 TAGS = (
     *_WORDS.split(),
-    *(" to=functions.python", " to=self", " to=python", " to=user", "```json\n", "\n```", "\n", " ", "\u2028"),
+    *(
+        " to=functions.python",
+        " to=self",
+        " to=python",
+        " to=user",
+        "```json\n",
+        "\n```",
+        "\n",
+        " ",
+        "\u2028",
+    ),
     *(
         '<atem:invoke name="python">',
         '<atem:parameter name="code">',
@@ -78,7 +94,9 @@ def test_any_text_is_taken_apart(form: CallForm, examples: int) -> None:
         if turn.tool_calls:
             assert isinstance(form.write(turn.tool_calls), str)
 
-    holds(check, examples, pieces=st.lists(st.sampled_from((*TAGS, *sorted(set(own)))), max_size=12))
+    holds(
+        check, examples, pieces=st.lists(st.sampled_from((*TAGS, *sorted(set(own)))), max_size=12)
+    )
 
 
 @each
@@ -88,13 +106,17 @@ def test_it_reads_what_it_writes(form: CallForm, examples: int) -> None:
     number = st.integers(-(2**63), 2**63 - 1)
 
     def check(code: str, n: int, items: list[Any]) -> None:
-        calls: list[dict[str, Any]] = [{"name": "python", "args": {"code": code, "n": n, "items": items}}]
+        calls: list[dict[str, Any]] = [
+            {"name": "python", "args": {"code": code, "n": n, "items": items}}
+        ]
         assert form.read(form.write(calls), SCHEMAS).tool_calls == calls
         calls.append({"name": "search", "args": {}})
         if form.name not in ("harmony", "muse"):
             assert form.read(form.write(calls), SCHEMAS).tool_calls == calls
 
-    simple = st.recursive(number | st.booleans() | st.none(), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+    simple = st.recursive(
+        number | st.booleans() | st.none(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+    )
     holds(check, examples, code=plain, n=number, items=st.lists(simple, max_size=3))
 
 
@@ -126,10 +148,14 @@ def test_no_depth_of_nesting_is_too_deep_for_a_reader(form: CallForm) -> None:
 def test_an_argument_that_holds_the_end_of_its_call_is_never_cut(form: CallForm) -> None:
     """The shorter one would be run, and the rest shown as words."""
     for others in ({}, {"n": 1}):
-        end = form.write([{"name": "python", "args": {"code": "VALUE", **others}}]).partition("VALUE")[2]
+        end = form.write([{"name": "python", "args": {"code": "VALUE", **others}}]).partition(
+            "VALUE"
+        )[2]
         calls: list[dict[str, Any]] = [{"name": "python", "args": {"code": f"x{end}y", **others}}]
         turn = form.read(form.write(calls), SCHEMAS)
-        assert turn.tool_calls == calls or (turn.tool_calls == [] and len(turn.invalid_tool_calls) == 1)
+        assert turn.tool_calls == calls or (
+            turn.tool_calls == [] and len(turn.invalid_tool_calls) == 1
+        )
         assert turn.content == ""
 
 
@@ -143,7 +169,9 @@ def test_each_of_many_undecodable_calls_keeps_its_own_text(form: CallForm) -> No
 
 @each
 def test_calls_of_other_families_are_read_as_nothing_else(form: CallForm) -> None:
-    """Answers of other families are words or undecodable calls. A decoded call is the one that was written."""
+    """They are words, or a call that cannot be read; what is read as a call is the one that was
+    meant.
+    """
     for name, turns in BY_FAMILY.items():
         turn = form.read(turns.call("python", code="6 * 7"), SCHEMAS)
         assert turn.tool_calls in ([], [{"name": "python", "args": {"code": "6 * 7"}}]), name
@@ -151,11 +179,31 @@ def test_calls_of_other_families_are_read_as_nothing_else(form: CallForm) -> Non
 
 _ATEM = '<atem:function_calls><atem:invoke name="f">'
 BLOWN_UP = (
-    *("<tool_call>", '<tool_call>{"', "<tool_call>[", "<tool_call><function=f><parameter=a>", "</parameter>"),
-    *("<tool_call><function=f><parameter=a></parameter>x", "<tool_call>f<arg_key>a</arg_key><arg_value></arg_value>x"),
+    *(
+        "<tool_call>",
+        '<tool_call>{"',
+        "<tool_call>[",
+        "<tool_call><function=f><parameter=a>",
+        "</parameter>",
+    ),
+    *(
+        "<tool_call><function=f><parameter=a></parameter>x",
+        "<tool_call>f<arg_key>a</arg_key><arg_value></arg_value>x",
+    ),
     *('<|tool_call>call:f{a:<|"|>', "<|tool_call>call:f{a:[[", "<|tool_call>call:", '<|"|>'),
-    *("<|tool_call_start|>[f(x='", "<|tool_call_start|>[f(x=[[", "<|tool_call_end|>", "[f(x='", "'"),
-    *("[TOOL_CALLS]", '[TOOL_CALLS]f[ARGS]{"', "<|tool_call|>", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"'),
+    *(
+        "<|tool_call_start|>[f(x='",
+        "<|tool_call_start|>[f(x=[[",
+        "<|tool_call_end|>",
+        "[f(x='",
+        "'",
+    ),
+    *(
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS]f[ARGS]{"',
+        "<|tool_call|>",
+        '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"',
+    ),
     *("<｜tool▁calls▁begin｜>", '<|start|>assistant to=f<|message|>{"', "<|message|>", " to="),
     f'<|start|>assistant to=f<|message|>{_ATEM}<atem:parameter name="x">',
     f'{_ATEM}<atem:parameter name="x"></atem:parameter>x',
@@ -185,14 +233,17 @@ def seconds(form: CallForm, text: str) -> float:
 def test_time_grows_with_the_length_of_the_text(form: CallForm) -> None:
     """A megabyte takes less than two seconds; a quadratic reader would take minutes."""
     length = 1 << 20
-    # Smaller ones find out which text takes longest: all of them at full length would take a minute.
+    # Smaller ones find out which text takes longest: all of them at full length would take a
+    # minute.
     begun = {begin: seconds(form, begin * ((1 << 14) // len(begin))) for begin in BLOWN_UP}
     slowest = max(begun, key=lambda begin: begun[begin])
     assert seconds(form, slowest * (length // len(slowest))) < 2, slowest
     for begin, then in SWALLOWING:
         if begin.startswith(form.marks):
             half = length // 2
-            assert seconds(form, begin * (half // len(begin)) + then * (half // len(then))) < 2, begin
+            assert seconds(form, begin * (half // len(begin)) + then * (half // len(then))) < 2, (
+                begin
+            )
 
 
 def test_a_form_that_nobody_has_is_refused() -> None:

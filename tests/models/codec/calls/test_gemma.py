@@ -29,7 +29,10 @@ def read(inner: str) -> list[dict[str, Any]]:
         ("word:plain text", {"word": "plain text"}),
         ('code:<|"|><|"|>', {"code": ""}),
         ('code:<|"|>say <|"|> twice<|"|>,n:1', {"code": 'say <|"|> twice', "n": 1}),
-        ('code:<|"|><tool_call|><|tool_call>call:g{}<|"|>', {"code": "<tool_call|><|tool_call>call:g{}"}),
+        (
+            'code:<|"|><tool_call|><|tool_call>call:g{}<|"|>',
+            {"code": "<tool_call|><|tool_call>call:g{}"},
+        ),
         ("n:NaN", {"n": "NaN"}),
     ],
 )
@@ -60,7 +63,11 @@ def test_calls_and_the_words_around_them() -> None:
         ("<|tool_call>f(n=1)<tool_call|>", None, "begins with call:NAME{"),
         ("<|tool_call><tool_call|>", None, "begins with call:NAME{"),
         ("<|tool_call>call:f{n:" + "[" * 300 + "]" * 300 + "}<tool_call|>", "f", "levels deep"),
-        ("<|tool_call>call:f{n:" + "{a:" * 70 + "1" + "}" * 71 + "<tool_call|>", "f", "levels deep"),
+        (
+            "<|tool_call>call:f{n:" + "{a:" * 70 + "1" + "}" * 71 + "<tool_call|>",
+            "f",
+            "levels deep",
+        ),
         (f"<|tool_call>call:f{{n:{2**64}}}<tool_call|>", "f", "64 bits"),
     ],
 )
@@ -73,7 +80,11 @@ def test_a_call_that_cannot_be_read_says_why(call: str, name: str | None, error:
 
 def test_a_call_behind_one_that_was_left_open_is_read() -> None:
     right = '<|tool_call>call:f{code:<|"|>1<|"|>}<tool_call|>'
-    for wrong in ('<|tool_call>call:f{code:<|"|>1}<tool_call|>', "<|tool_call>call:f{n:1}", "<|tool_call>call:f{n:["):
+    for wrong in (
+        '<|tool_call>call:f{code:<|"|>1}<tool_call|>',
+        "<|tool_call>call:f{n:1}",
+        "<|tool_call>call:f{n:[",
+    ):
         turn = GEMMA.read(f"{wrong}\n{right}", {})
         assert [found["args"] for found in turn.tool_calls] == [{"code": "1"}]
         assert len(turn.invalid_tool_calls) == 1

@@ -15,7 +15,11 @@ from tests.support.properties import few_and_many, holds
 
 def test_text_without_calls_is_content_as_it_stands() -> None:
     turn = parse_turn(" <answer>\\boxed{4}</answer>\n")
-    assert (turn.content, turn.tool_calls, turn.invalid_tool_calls) == (" <answer>\\boxed{4}</answer>\n", [], [])
+    assert (turn.content, turn.tool_calls, turn.invalid_tool_calls) == (
+        " <answer>\\boxed{4}</answer>\n",
+        [],
+        [],
+    )
 
 
 def test_calls_are_taken_out_in_order() -> None:
@@ -38,7 +42,13 @@ def test_an_argument_may_hold_anything(examples: int) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    ['{"name": "python", "arguments": {"code": "a"}', '{"name": python}', "", '{"a": 1} {"b": 2}', '{"x": "a\nb"}'],
+    [
+        '{"name": "python", "arguments": {"code": "a"}',
+        '{"name": python}',
+        "",
+        '{"a": 1} {"b": 2}',
+        '{"x": "a\nb"}',
+    ],
 )
 def test_undecodable_call_carries_the_decoders_own_words(raw: str) -> None:
     with pytest.raises(json.JSONDecodeError) as decoding:
@@ -61,7 +71,11 @@ def test_undecodable_call_carries_the_decoders_own_words(raw: str) -> None:
         ('{"name": "f", "arguments": {"x": NaN}}', None, "NaN"),
         ("[" * 100_000, None, "nested too deeply"),
         ("1" * 5000, None, "4300"),
-        ('{"name": "f", "arguments": {"x": ' + "[" * 64 + "]" * 64 + "}}", "f", "more than 64 levels"),
+        (
+            '{"name": "f", "arguments": {"x": ' + "[" * 64 + "]" * 64 + "}}",
+            "f",
+            "more than 64 levels",
+        ),
         ('{"name": "f", "arguments": {"x": [18446744073709551616]}}', "f", "more than 64 bits"),
         ('{"name": "f", "arguments": {"x": -9223372036854775809}}', "f", "more than 64 bits"),
     ],
@@ -83,12 +97,15 @@ def test_unclosed_calls_are_invalid_and_hide_nothing_behind_them() -> None:
 
 
 def test_lone_surrogates_are_replaced_because_nothing_can_store_them() -> None:
-    (call,) = parse_turn(r'<tool_call>{"name": "f", "arguments": {"x": "\ud800!\ud83d\ude00"}}</tool_call>').tool_calls
+    (call,) = parse_turn(
+        r'<tool_call>{"name": "f", "arguments": {"x": "\ud800!\ud83d\ude00"}}</tool_call>'
+    ).tool_calls
     assert call["args"] == {"x": "\ufffd!😀"}
 
 
 @pytest.mark.parametrize(
-    "text", ["é漢😀", "a < b <tool <tool_cal", "<tool_call>{}</tool_call>", "say <tool_call>{", "x\ufffd"]
+    "text",
+    ["é漢😀", "a < b <tool <tool_cal", "<tool_call>{}</tool_call>", "say <tool_call>{", "x\ufffd"],
 )
 def test_streamed_text_is_the_text_up_to_the_first_call(text: str) -> None:
     codec = ByteCodec()
@@ -105,7 +122,9 @@ def test_streamed_text_is_shown_as_soon_as_it_can_be_read() -> None:
 
 
 def test_a_call_inside_of_a_closed_thought_is_a_call() -> None:
-    """Only some templates know thoughts, and a call that is silently left out would look like a tool that is dumb."""
+    """Only some templates know thoughts, and a call that is silently left out would look like a
+    tool that is dumb.
+    """
     call = tool_call_text("python", {"code": "1"})
     turn = parse_turn(f"<think>I could try {call} first.</think>So:{call}")
     assert [found["args"] for found in turn.tool_calls] == [{"code": "1"}] * 2

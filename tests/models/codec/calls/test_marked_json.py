@@ -8,7 +8,10 @@ from hrm_agent.models.codec.calls.form import CallForm, Schemas
 from hrm_agent.models.codec.calls.marked_json import DEEPSEEK, GRANITE, LLAMA, MISTRAL
 
 CODE: Schemas = {
-    "python": {"properties": {"code": {"type": "string"}, "limit": {"type": "integer"}}, "required": ["code"]}
+    "python": {
+        "properties": {"code": {"type": "string"}, "limit": {"type": "integer"}},
+        "required": ["code"],
+    }
 }
 BEGIN = "<｜tool▁calls▁begin｜>"
 END = "<｜tool▁calls▁end｜>"
@@ -55,10 +58,19 @@ def test_a_call_is_read(form: CallForm, text: str) -> None:
     ("form", "text"),
     [
         (LLAMA, '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}'),
-        (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n{"name": "g", "parameters": {}}'),
-        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'),
+        (
+            LLAMA,
+            '<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n{"name": "g", "parameters": {}}',
+        ),
+        (
+            MISTRAL,
+            '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]',
+        ),
         (MISTRAL, '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}'),
-        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'),
+        (
+            GRANITE,
+            '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]',
+        ),
         (DEEPSEEK, f"{BEGIN}{ONE}\n{NONE}{END}"),
         (DEEPSEEK, f"{BEGIN}{ONE}{END}{BEGIN}{NONE}{END}"),
     ],
@@ -76,7 +88,9 @@ def test_words_before_calls_are_the_content(form: CallForm) -> None:
     assert (turn.content, len(turn.tool_calls)) == ("First.", 1)
 
 
-@pytest.mark.parametrize(("form", "text"), [(form, text) for form, text in RIGHT if '"x": 1' in text])
+@pytest.mark.parametrize(
+    ("form", "text"), [(form, text) for form, text in RIGHT if '"x": 1' in text]
+)
 @pytest.mark.parametrize(
     "value",
     [
@@ -114,7 +128,11 @@ def test_llamas_words_are_no_calls(text: str) -> None:
 def test_code_behind_llamas_mark_is_for_the_one_tool_that_takes_it() -> None:
     turn = LLAMA.read("<|python_tag|>a = 6\nprint(a * 7)", CODE)
     assert turn.tool_calls == [{"name": "python", "args": {"code": "a = 6\nprint(a * 7)"}}]
-    for schemas in ({}, {**CODE, "shell": CODE["python"]}, {"add": {"properties": {"a": {"type": "integer"}}}}):
+    for schemas in (
+        {},
+        {**CODE, "shell": CODE["python"]},
+        {"add": {"properties": {"a": {"type": "integer"}}}},
+    ):
         (found,) = LLAMA.read("<|python_tag|>print(1)", schemas).invalid_tool_calls
         assert "one string" in found["error"] and found["args"] == "print(1)"
 
@@ -139,7 +157,12 @@ def test_code_behind_llamas_mark_is_for_the_one_tool_that_takes_it() -> None:
         (GRANITE, '<|tool_call|>[{"name": "f"}]', "f", "missing"),
         (GRANITE, "<|tool_call|>f(x=1)", None, "Expecting value"),
         (GRANITE, '<|tool_call|>["f"]', None, "not a string"),
-        (DEEPSEEK, f'{BEGIN}{CALL}function{SEP}f\n```json\n{{"x": 1}}\n```{END}', "f", "not closed by"),
+        (
+            DEEPSEEK,
+            f'{BEGIN}{CALL}function{SEP}f\n```json\n{{"x": 1}}\n```{END}',
+            "f",
+            "not closed by",
+        ),
         (DEEPSEEK, f"{BEGIN}{OPEN}{END}", "f", "Expecting"),
         (DEEPSEEK, f"{BEGIN}{CALL}f{CLOSE}{END}", None, "no <｜tool▁sep｜>"),
         (DEEPSEEK, f"{BEGIN}{MORE}{END}", "f", "text stands after"),
@@ -148,7 +171,9 @@ def test_code_behind_llamas_mark_is_for_the_one_tool_that_takes_it() -> None:
         (DEEPSEEK, BEGIN, None, "a call begins with"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why(form: CallForm, text: str, name: str | None, error: str) -> None:
+def test_a_call_that_cannot_be_read_says_why(
+    form: CallForm, text: str, name: str | None, error: str
+) -> None:
     turn = form.read(text, {})
     assert (turn.content, turn.tool_calls) == ("", [])
     (found,) = turn.invalid_tool_calls

@@ -34,7 +34,10 @@ def marked(calls: str) -> str:
         ("l=[1, 'a', [], (2, 3), (4,)]", {"l": [1, "a", [], [2, 3], [4]]}),
         ("o={'k': {\"l\": [1]}, 2: 'two'}", {"o": {"k": {"l": [1]}, "2": "two"}}),
         ("code='<|tool_call_end|>', n=1", {"code": "<|tool_call_end|>", "n": 1}),
-        ("code='<|tool_call_start|>[g()]<|tool_call_end|>'", {"code": "<|tool_call_start|>[g()]<|tool_call_end|>"}),
+        (
+            "code='<|tool_call_start|>[g()]<|tool_call_end|>'",
+            {"code": "<|tool_call_start|>[g()]<|tool_call_end|>"},
+        ),
         ("code='a)], g(x='", {"code": "a)], g(x="}),
     ],
 )
@@ -42,7 +45,9 @@ def test_arguments(written: str, arguments: dict[str, Any]) -> None:
     with warnings.catch_warnings(action="error"):
         for calls in (f"[f({written})]", f" f( {written}) ", f"[\nf({written}),\n]"):
             assert PYTHONIC.read(marked(calls), {}).tool_calls == [{"name": "f", "args": arguments}]
-        assert PYTHONIC_BARE.read(f" [f({written})]\n", {}).tool_calls == [{"name": "f", "args": arguments}]
+        assert PYTHONIC_BARE.read(f" [f({written})]\n", {}).tool_calls == [
+            {"name": "f", "args": arguments}
+        ]
 
 
 @pytest.mark.parametrize(
@@ -52,12 +57,17 @@ def test_arguments(written: str, arguments: dict[str, Any]) -> None:
         ("code='a\nb = '\\n'', n=3", {"code": "a\nb = '\\n'", "n": 3}),
         ("code='f(x='1')\n', o={\"k\": 'v'}", {"code": "f(x='1')\n", "o": {"k": "v"}}),
         ("code='''", {"code": "'"}),
-        ("code='a = '</tool_call>'\n<|tool_call_end|>'", {"code": "a = '</tool_call>'\n<|tool_call_end|>"}),
+        (
+            "code='a = '</tool_call>'\n<|tool_call_end|>'",
+            {"code": "a = '</tool_call>'\n<|tool_call_end|>"},
+        ),
     ],
 )
 def test_strings_without_escapes(written: str, arguments: dict[str, Any]) -> None:
     """As LFM2.5's template writes them."""
-    assert PYTHONIC.read(marked(f"[f({written})]"), {}).tool_calls == [{"name": "f", "args": arguments}]
+    assert PYTHONIC.read(marked(f"[f({written})]"), {}).tool_calls == [
+        {"name": "f", "args": arguments}
+    ]
 
 
 def test_calls_and_the_words_around_them() -> None:
@@ -71,11 +81,16 @@ def test_calls_and_the_words_around_them() -> None:
 
 
 def test_one_of_several_calls_that_cannot_be_kept_leaves_the_others() -> None:
-    for calls in ("[f(n=1), g(n=99999999999999999999), f(n=2)]", "f(n=1), g(n=99999999999999999999), f(n=2)"):
+    for calls in (
+        "[f(n=1), g(n=99999999999999999999), f(n=2)]",
+        "f(n=1), g(n=99999999999999999999), f(n=2)",
+    ):
         turn = PYTHONIC.read(marked(calls), {})
         assert [found["args"] for found in turn.tool_calls] == [{"n": 1}, {"n": 2}]
         (kept,) = (found["args"] for found in turn.invalid_tool_calls)
-        assert kept == marked("[g(n=99999999999999999999)]" if "[" in calls else "g(n=99999999999999999999)")
+        assert kept == marked(
+            "[g(n=99999999999999999999)]" if "[" in calls else "g(n=99999999999999999999)"
+        )
 
 
 def test_a_string_without_escapes_that_holds_the_end_of_its_calls_is_never_cut() -> None:
@@ -83,7 +98,9 @@ def test_a_string_without_escapes_that_holds_the_end_of_its_calls_is_never_cut()
         text = marked(f"[f(code='x')]<|tool_call_end|>y'{rest})]")
         turn = PYTHONIC.read(f"So:{text} Last.", {})
         assert (turn.content, turn.tool_calls) == ("So: Last.", [])
-        assert [(found["name"], found["args"]) for found in turn.invalid_tool_calls] == [("f", text)]
+        assert [(found["name"], found["args"]) for found in turn.invalid_tool_calls] == [
+            ("f", text)
+        ]
     turn = PYTHONIC.read(f"{marked('[f()]')} say <|tool_call_end|> {marked('[g()]')}", {})
     assert (turn.content, len(turn.tool_calls)) == ("say <|tool_call_end|>", 2)
 
@@ -120,7 +137,12 @@ def test_calls_that_cannot_be_read_say_why(calls: str, error: str) -> None:
 
 def test_unclosed_calls_hide_nothing_behind_them() -> None:
     right = marked('[f(code="1")]')
-    for wrong in ('<|tool_call_start|>[f(code="1")]', "<|tool_call_start|>[f(", marked('[f(code="1)]'), marked("[f(")):
+    for wrong in (
+        '<|tool_call_start|>[f(code="1")]',
+        "<|tool_call_start|>[f(",
+        marked('[f(code="1)]'),
+        marked("[f("),
+    ):
         turn = PYTHONIC.read(f"{wrong}\n{right}", {})
         assert [found["args"] for found in turn.tool_calls] == [{"code": "1"}]
         assert len(turn.invalid_tool_calls) == 1
@@ -128,7 +150,16 @@ def test_unclosed_calls_hide_nothing_behind_them() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[1, 2]", "[f(x) for x in y]", "[link](https://a.b)", "see [f(n=1)]", "[f(x), g(y)]", "", "[", "[see f(x=1)]"],
+    [
+        "[1, 2]",
+        "[f(x) for x in y]",
+        "[link](https://a.b)",
+        "see [f(n=1)]",
+        "[f(x), g(y)]",
+        "",
+        "[",
+        "[see f(x=1)]",
+    ],
 )
 def test_other_lists_are_words(text: str) -> None:
     turn = PYTHONIC_BARE.read(text, {})

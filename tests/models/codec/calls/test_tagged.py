@@ -36,13 +36,23 @@ SCHEMAS: Schemas = {
 def call(form: CallForm, name: str, **values: str) -> str:
     """As the models write it."""
     if form is QWEN_XML:
-        inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        inner = "".join(
+            f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
+        )
         return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
     if form is GLM:
-        inner = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+        inner = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+            for key, value in values.items()
+        )
         return f"<tool_call>{name}\n{inner}</tool_call>"
-    inner = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items())
-    return f'<atem:function_calls>\n<atem:invoke name="{name}">\n{inner}</atem:invoke>\n</atem:function_calls>'
+    inner = "".join(
+        f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items()
+    )
+    return (
+        "<atem:function_calls>\n<atem:invoke"
+        f' name="{name}">\n{inner}</atem:invoke>\n</atem:function_calls>'
+    )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -60,8 +70,15 @@ def test_calls_and_the_words_around_them(form: CallForm) -> None:
 @pytest.mark.parametrize("form", [QWEN_XML, ATEM], ids=lambda form: form.name)
 def test_a_block_may_hold_several_calls(form: CallForm) -> None:
     text = call(form, "f", n="1") + call(form, "f", n="2")
-    before, after = ("<tool_call>", "</tool_call>") if form is QWEN_XML else (*form.marks, "</atem:function_calls>")
-    assert [found["args"] for found in form.read(text.replace(f"{after}{before}", ""), SCHEMAS).tool_calls] == [
+    before, after = (
+        ("<tool_call>", "</tool_call>")
+        if form is QWEN_XML
+        else (*form.marks, "</atem:function_calls>")
+    )
+    assert [
+        found["args"]
+        for found in form.read(text.replace(f"{after}{before}", ""), SCHEMAS).tool_calls
+    ] == [
         {"n": 1},
         {"n": 2},
     ]
@@ -130,33 +147,47 @@ def test_types_are_those_of_the_schema(form: CallForm, key: str, written: str, v
 
 INVALID = {
     QWEN_XML.name: {
-        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</parameter>\n</function>\n": "not closed by </tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</function>\n</tool_call>": "'code' is not closed",
-        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</parameter>\n</tool_call>": "'code' is not closed",
+        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</parameter>\n</function>\n": (
+            "not closed by </tool_call>"
+        ),
+        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</function>\n</tool_call>": (
+            "'code' is not closed"
+        ),
+        "<tool_call>\n<function=f>\n<parameter=code>\n1\n</parameter>\n</tool_call>": (
+            "'code' is not closed"
+        ),
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>': "begins with <function=NAME>",
         "<tool_call></tool_call>": "begins with <function=NAME>",
         "<tool_call>\n<function= >\n</function>\n</tool_call>": "no name",
         "<tool_call>\n<function=f>\nx\n</function>\n</tool_call>": "and not 'x",
     },
     GLM.name: {
-        "<tool_call>f\n<arg_key>code</arg_key>\n<arg_value>1</arg_value>\n": "not closed by </tool_call>",
+        "<tool_call>f\n<arg_key>code</arg_key>\n<arg_value>1</arg_value>\n": (
+            "not closed by </tool_call>"
+        ),
         "<tool_call>f\n<arg_key>code</arg_key>\n<arg_value>1\n</tool_call>": "'code' is not closed",
-        "<tool_call>f\n<arg_key>code</arg_key>\n1</arg_value>\n</tool_call>": "an argument or </tool_call>",
+        "<tool_call>f\n<arg_key>code</arg_key>\n1</arg_value>\n</tool_call>": (
+            "an argument or </tool_call>"
+        ),
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>': "begins with the tool's name",
         "<tool_call></tool_call>": "begins with the tool's name",
         "<tool_call>f {}</tool_call>": "and not '{}",
     },
     ATEM.name: {
-        '<atem:function_calls><atem:invoke name="f"></atem:invoke>': "not closed by </atem:function_calls>",
-        '<atem:function_calls><atem:invoke name="f"><atem:parameter name="code">1</atem:invoke>'
-        "</atem:function_calls>": "'code' is not closed",
+        '<atem:function_calls><atem:invoke name="f"></atem:invoke>': (
+            "not closed by </atem:function_calls>"
+        ),
+        '<atem:function_calls><atem:invoke name="f"><atem:parameter name="code">1</atem:invoke></atem:function_calls>': (  # noqa: E501
+            "'code' is not closed"
+        ),
         '<atem:function_calls>{"name": "f"}</atem:function_calls>': "begins with <atem:invoke",
     },
 }
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "error"), [(form, *each) for form in FORMS for each in INVALID[form.name].items()]
+    ("form", "text", "error"),
+    [(form, *each) for form in FORMS for each in INVALID[form.name].items()],
 )
 def test_a_call_that_cannot_be_read_says_why(form: CallForm, text: str, error: str) -> None:
     turn = form.read(f"So:{text}", SCHEMAS)

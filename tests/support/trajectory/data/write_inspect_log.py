@@ -1,4 +1,5 @@
-"""Wrote `inspect.eval`, with inspect_ai 0.3.285: a mock model, a tool, two scorers of which one leaves a run unscored.
+"""Wrote `inspect.eval`, with inspect_ai 0.3.285: a mock model, a tool, two scorers of which one
+leaves a run unscored.
 
 python tests/support/trajectory/data/write_inspect_log.py FOLDER
 """
@@ -50,7 +51,11 @@ def answers() -> list[ModelOutput]:
     ]
     for output in given:
         output.usage = ModelUsage(
-            input_tokens=20, output_tokens=5, total_tokens=29, input_tokens_cache_read=4, total_cost=0.001
+            input_tokens=20,
+            output_tokens=5,
+            total_tokens=29,
+            input_tokens_cache_read=4,
+            total_cost=0.001,
         )
     return given
 
@@ -63,4 +68,12 @@ if __name__ == "__main__":
         scorer=[match(), length()],
     )
     model = get_model(MODEL, custom_outputs=answers())
-    evaluate(sums, model=model, epochs=2, max_samples=1, log_format="eval", log_dir=sys.argv[1], display="none")
+    evaluate(
+        sums,
+        model=model,
+        epochs=2,
+        max_samples=1,
+        log_format="eval",
+        log_dir=sys.argv[1],
+        display="none",
+    )

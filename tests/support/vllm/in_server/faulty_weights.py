@@ -1,4 +1,6 @@
-"""The worker extension with the faults of others' ways to hand over weights, which a test switches on."""
+"""The worker extension with the faults of others' ways to hand over weights, which a test switches
+on.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ class FaultyWeights(WeightsFromTrainer):
     """Loads weights with the fault that was switched on."""
 
     def hrm_fault(self, name: str) -> dict[str, Any]:
-        """none; stale: the weights stay what they were, as in a server that wakes with what it had; half: those of all
-        workers but the first do; untied: the output layer that is tied to the embedding keeps what it had; nudged, at
-        once: the last bit of one weight of the last worker is another."""
+        """none; stale: the weights stay what they were, as in a server that wakes with what it had;
+        half: those of all workers but the first do; untied: the output layer that is tied to the
+        embedding keeps what it had; nudged, at once: the last bit of one weight of the last worker
+        is another.
+        """
         self.hrm_fault_now = name
         if name == "nudged" and self.rank + 1 == self.vllm_config.parallel_config.world_size:
             weight = self.model_runner.get_model().model.norm.weight.data

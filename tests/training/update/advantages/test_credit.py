@@ -1,4 +1,6 @@
-"""What calls are credited with: of roles among their siblings, of rollouts that differ in length, of frozen roles."""
+"""What calls are credited with: of roles among their siblings, of rollouts that differ in length,
+of frozen roles.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,23 @@ from hrm_agent.trajectory import Call, ForkRef, Overlay, Trajectory, Verdict
 from tests.support.training.builders import place, sampled_call, tiny_model, trajectory
 
 
-def of_role(role: str, name: str, tokens: Sequence[int], inserted: int, parent: str | None = None) -> Call:
+def of_role(
+    role: str, name: str, tokens: Sequence[int], inserted: int, parent: str | None = None
+) -> Call:
     made = sampled_call(name, tokens, inserted, parent)
     return made.model_copy(update={"identity": place("t", name, role)})
 
 
 def planned(index: int, reward: float, plan: int, calls: int = 1) -> Trajectory:
-    """A planner that writes one token, and a solver that is given it, and then `calls` times a tool's result."""
+    """A planner that writes one token, and a solver that is given it, and then `calls` times a
+    tool's result.
+    """
     solver = [of_role("solve", f"solve-{index}-0", [4, plan, 20 + index], 2)]
     for i in range(1, calls):
         solver.append(of_role("solve", f"solve-{index}-{i}", [5, 30 + index], 1, solver[-1].id))
-    return trajectory(index, reward, calls=(of_role("plan", f"plan-{index}", [3, plan], 1), *solver))
+    return trajectory(
+        index, reward, calls=(of_role("plan", f"plan-{index}", [3, plan], 1), *solver)
+    )
 
 
 def kept(trajectories: Sequence[Trajectory], advantages: str = "grpo") -> list[Overlay]:
@@ -57,7 +65,9 @@ def test_solvers_of_one_plan_are_compared_among_themselves() -> None:
     for call in range(2):
         assert weights[f"solve-0-{call}"] == first and weights[f"solve-1-{call}"] == second
         for index in (2, 3, 4):
-            assert weights[f"solve-{index}-{call}"] == whole[f"solve-{index}-{call}"], "equal rewards, or no sibling"
+            assert weights[f"solve-{index}-{call}"] == whole[f"solve-{index}-{call}"], (
+                "equal rewards, or no sibling"
+            )
 
 
 def test_siblings_are_compared_by_the_advantages_that_were_chosen() -> None:
@@ -69,8 +79,13 @@ def test_siblings_are_compared_by_the_advantages_that_were_chosen() -> None:
 
 def test_other_groups_roles_and_contexts_are_no_siblings() -> None:
     group = [planned(0, 1.0, 10), planned(1, 0.0, 11)]
-    other = [t.model_copy(update={"group_id": "other", "id": f"o{t.id}"}) for t in (planned(2, 1.0, 10),)]
-    overlays = [*kept(group), kept(group)[0].model_copy(update={"group_id": "other", "trajectory_id": "orollout-2"})]
+    other = [
+        t.model_copy(update={"group_id": "other", "id": f"o{t.id}"}) for t in (planned(2, 1.0, 10),)
+    ]
+    overlays = [
+        *kept(group),
+        kept(group)[0].model_copy(update={"group_id": "other", "trajectory_id": "orollout-2"}),
+    ]
     weights = credit_by_name("per_role")([*group, *other], overlays)
     assert weights == whole_trajectory([*group, *other], overlays)
 
@@ -102,7 +117,8 @@ def test_under_even_credit_each_rollout_weighs_alike(shape: list[tuple[int, bool
     weights = credit_by_name("even")(group, overlays)
     tokens = [[call.sampled_tokens for call in each.own_calls] for each in group]
     sums = [
-        sum(abs(weights[c.id]) * n for c, n in zip(each.own_calls, counts, strict=True)) / abs(float(o.advantage or 0))
+        sum(abs(weights[c.id]) * n for c, n in zip(each.own_calls, counts, strict=True))
+        / abs(float(o.advantage or 0))
         for each, counts, o in zip(group, tokens, overlays, strict=True)
     ]
     assert sums == pytest.approx([sums[0]] * len(sums))
@@ -111,11 +127,15 @@ def test_under_even_credit_each_rollout_weighs_alike(shape: list[tuple[int, bool
         for each, counts, o in zip(group, tokens, overlays, strict=True)
         for c, n in zip(each.own_calls, counts, strict=True)
     ]
-    assert sum(scales) == pytest.approx(sum(map(sum, tokens))), "the mean scale of the batch's tokens is 1"
+    assert sum(scales) == pytest.approx(sum(map(sum, tokens))), (
+        "the mean scale of the batch's tokens is 1"
+    )
 
 
 def gradient(
-    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], options: LossOptions | None = None
+    trajectories: Sequence[Trajectory],
+    overlays: Sequence[Overlay],
+    options: LossOptions | None = None,
 ) -> dict[str, torch.Tensor]:
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -167,7 +187,11 @@ def test_what_was_credited_stands_in_the_overlay_unless_it_follows_from_the_adva
     overlays = [*overlays[:2], dropped]
     assert credited(group, overlays, credit_by_name("whole_trajectory")) == overlays
     found = credited(group, overlays, credit_by_name("per_role"))
-    assert [o.credit and sorted(o.credit) for o in found] == [["plan-0", "solve-0-0"], ["plan-1", "solve-1-0"], None]
+    assert [o.credit and sorted(o.credit) for o in found] == [
+        ["plan-0", "solve-0-0"],
+        ["plan-1", "solve-1-0"],
+        None,
+    ]
     by_record = kept_rows(group, found)
     directly = kept_rows(group, overlays, credit_by_name("per_role"))
     assert [row.weights.tolist() for row in by_record] == [row.weights.tolist() for row in directly]

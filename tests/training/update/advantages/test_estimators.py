@@ -42,20 +42,28 @@ def estimated(groups: list[list[float]], name: str, eps: float = 1e-6) -> list[l
 def test_grpo_is_the_default_and_what_it_was_to_the_last_bit(groups: list[list[float]]) -> None:
     expected = [normalised(group) for group in groups]
     assert estimated(groups, "grpo") == expected
-    assert group_advantages(judged(groups)) == by_group(judged(groups)) == by_group(judged(groups), "grpo", 1e-6)
+    assert (
+        group_advantages(judged(groups))
+        == by_group(judged(groups))
+        == by_group(judged(groups), "grpo", 1e-6)
+    )
 
 
 @given(GROUPS)
 def test_dr_grpo_takes_the_mean_off_and_no_more(groups: list[list[float]]) -> None:
     for group, advantages in zip(groups, estimated(groups, "dr_grpo"), strict=True):
-        assert advantages == pytest.approx([reward - statistics.fmean(group) for reward in group], abs=1e-12)
+        assert advantages == pytest.approx(
+            [reward - statistics.fmean(group) for reward in group], abs=1e-12
+        )
 
 
 @given(GROUPS)
 def test_rloo_leaves_each_out_of_its_own_baseline(groups: list[list[float]]) -> None:
     for group, advantages in zip(groups, estimated(groups, "rloo"), strict=True):
         others = [group[:i] + group[i + 1 :] for i in range(len(group))]
-        expected = [r - statistics.fmean(o) if o else 0.0 for r, o in zip(group, others, strict=True)]
+        expected = [
+            r - statistics.fmean(o) if o else 0.0 for r, o in zip(group, others, strict=True)
+        ]
         assert advantages == pytest.approx(expected, abs=1e-9)
         assert math.fsum(advantages) == pytest.approx(0, abs=1e-9)
 
@@ -90,7 +98,9 @@ def test_a_shift_of_a_groups_rewards_and_the_order_of_rollouts_change_nothing(
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_only_what_was_kept_counts(name: str) -> None:
     kept = judged([[1.0, 0.0, 0.0], [1.0, 0.5]])
-    dropped = [o.model_copy(update={"trajectory_id": f"{o.trajectory_id}x", "reward": 9.0}) for o in kept]
+    dropped = [
+        o.model_copy(update={"trajectory_id": f"{o.trajectory_id}x", "reward": 9.0}) for o in kept
+    ]
     dropped = [o.model_copy(update={"verdict": Verdict.DROPPED}) for o in dropped]
     found = by_group([*dropped, *kept], name)
     assert found[len(dropped) :] == by_group(kept, name)

@@ -1,4 +1,6 @@
-"""Entropies of packed rows are those of a bare forward pass, token by token, and no tensor of all logits is made."""
+"""Entropies of packed rows are those of a bare forward pass, token by token, and no tensor of all
+logits is made.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,27 @@ def scaled_logits() -> PreTrainedModel:
     return CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.5)).eval()
 
 
-def by_hand(model: PreTrainedModel, rows: list[Row]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """By row: entropy and log-prob of each trained token, from the softmax of all logits of the row alone."""
+def by_hand(
+    model: PreTrainedModel, rows: list[Row]
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """By row: entropy and log-prob of each trained token, from the softmax of all logits of the row
+    alone.
+    """
     found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for row in rows:
         ids = torch.from_numpy(row.token_ids)
         with torch.no_grad():
             logits = model(input_ids=ids[None]).logits[0, :-1]
         places = torch.from_numpy(row.loss_mask[1:]).nonzero()[:, 0]
-        own, recorded = (torch.from_numpy(t[1:])[places, None] for t in (row.temperatures, row.old_temperatures))
+        own, recorded = (
+            torch.from_numpy(t[1:])[places, None] for t in (row.temperatures, row.old_temperatures)
+        )
         p = (logits[places] / own).softmax(-1)
         logs = (logits[places] / recorded).log_softmax(-1)
-        found[row.sequence] = -(p * p.log()).sum(-1), logs[torch.arange(len(places)), ids[1:][places]]
+        found[row.sequence] = (
+            -(p * p.log()).sum(-1),
+            logs[torch.arange(len(places)), ids[1:][places]],
+        )
     return found
 
 
@@ -47,7 +58,9 @@ def test_entropies_are_those_of_a_bare_forward_pass(
     monkeypatch.setattr(vocabulary_chunks, "CHUNK_ELEMENTS", 500)
     policy = model()
     rows = rows_of([*tool_loops(0), *four_roles(1)], (0.6, 1.0, 1.3))
-    rows = [Row(*(getattr(row, name) for name in Row.__slots__[:-3]), n) for n, row in enumerate(rows)]
+    rows = [
+        Row(*(getattr(row, name) for name in Row.__slots__[:-3]), n) for n, row in enumerate(rows)
+    ]
     expected = by_hand(policy, rows)
     seen = 0
     for batch in micro_batches(rows, token_budget=150, forward=forward):
@@ -68,5 +81,9 @@ def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch)
     with Sizes() as sizes:
         token_entropies(model, batch)
     vocabulary, width = model.get_output_embeddings().weight.shape
-    logits = [shape for shape in sizes.shapes if shape and shape[-1] == vocabulary and shape != (width, vocabulary)]
+    logits = [
+        shape
+        for shape in sizes.shapes
+        if shape and shape[-1] == vocabulary and shape != (width, vocabulary)
+    ]
     assert 0 < max(shape.numel() for shape in logits) <= 640 < batch.trained_tokens * vocabulary

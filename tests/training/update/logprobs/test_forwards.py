@@ -74,7 +74,9 @@ def loss_and_gradient(model: nn.Module, batches: Sequence[MicroBatch]) -> tuple[
 FAMILIES: dict[str, Callable[[], list[Row]]] = {
     "tool loop": lambda: rows_of(tool_loops(0)),
     "four roles": lambda: rows_of(four_roles(1)),
-    "both, at several temperatures": lambda: rows_of([*tool_loops(2, 1), *four_roles(3)], (0.7, 1.0, 1.3)),
+    "both, at several temperatures": lambda: rows_of(
+        [*tool_loops(2, 1), *four_roles(3)], (0.7, 1.0, 1.3)
+    ),
 }
 
 
@@ -87,11 +89,15 @@ def test_loss_and_gradient_are_those_of_padded_rows(family: str) -> None:
     for forward in FORWARDS:
         for count in (1, 2, 4):
             batches = batches_of(rows, forward, count)
-            assert sum(b.trained_tokens for b in batches) == sum(int(row.loss_mask.sum()) for row in rows)
+            assert sum(b.trained_tokens for b in batches) == sum(
+                int(row.loss_mask.sum()) for row in rows
+            )
             loss, found = loss_and_gradient(model, batches)
             assert loss == pytest.approx(expected, rel=1e-9), (forward, count)
             # The model itself takes its norms in single precision, and rounds their gradients.
-            torch.testing.assert_close(found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6)
+            torch.testing.assert_close(
+                found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6
+            )
 
 
 def test_nothing_depends_on_how_attention_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +111,9 @@ def test_nothing_depends_on_how_attention_is_cut(monkeypatch: pytest.MonkeyPatch
     for forward in ("packed", "tree"):
         loss, found = loss_and_gradient(model, batches_of(rows, forward, 1))
         assert loss == pytest.approx(expected, rel=1e-9)
-        torch.testing.assert_close(found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6)
+        torch.testing.assert_close(
+            found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6
+        )
 
 
 def test_a_tree_forwards_each_prefix_once() -> None:
@@ -119,15 +127,21 @@ def test_a_tree_forwards_each_prefix_once() -> None:
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     assert set(paths) == prefixes
     assert [len(path) - 1 for path in paths] == tree.positions_N.tolist()
-    identical = np.array([tree.loss_indices_K[tree.sequences_K == number].tolist() for number in (2, 3)])
-    assert (identical[0] == identical[1]).all(), "two siblings that sampled the same have entries at the same tokens"
+    identical = np.array(
+        [tree.loss_indices_K[tree.sequences_K == number].tolist() for number in (2, 3)]
+    )
+    assert (identical[0] == identical[1]).all(), (
+        "two siblings that sampled the same have entries at the same tokens"
+    )
 
 
 def test_siblings_stand_in_one_micro_batch() -> None:
     rows = rows_of(tool_loops(7, groups=6, siblings=4))
     whole = len(batches_of(rows, "tree", 1)[0].token_ids_N)
     batches = batches_of(rows[::2] + rows[1::2], "tree", 3)
-    assert sum(len(batch.token_ids_N) for batch in batches) <= whole + 2 * max(len(row) for row in rows)
+    assert sum(len(batch.token_ids_N) for batch in batches) <= whole + 2 * max(
+        len(row) for row in rows
+    )
     together = micro_batches(rows, token_budget=60, forward="tree", whole_trajectories=True)
     found = [set(batch.sequences_K.tolist()) for batch in together]
     assert sum(len(each) for each in found) == len(set().union(*found))
@@ -136,7 +150,9 @@ def test_siblings_stand_in_one_micro_batch() -> None:
 def test_a_padded_forward_of_a_tree_is_refused() -> None:
     (tree,) = batches_of(rows_of(tool_loops(0)), "tree", 1)
     with pytest.raises(ValueError, match="share a prefix"):
-        token_logprobs(tiny_model(), MicroBatch(*(getattr(tree, name) for name in tree.__slots__[:-1])))
+        token_logprobs(
+            tiny_model(), MicroBatch(*(getattr(tree, name) for name in tree.__slots__[:-1]))
+        )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +161,15 @@ def test_a_padded_forward_of_a_tree_is_refused() -> None:
         lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
         lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
         lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0)
+            GPT2Config(
+                vocab_size=VOCABULARY,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                attn_pdrop=0,
+                resid_pdrop=0,
+                embd_pdrop=0,
+            )
         ),
     ],
     ids=["Llama", "Mistral", "GPT-2"],
@@ -158,20 +182,32 @@ def test_models_of_other_architectures(model: Callable[[], PreTrainedModel]) -> 
     for forward in ("packed", "tree"):
         loss, found = loss_and_gradient(network, batches_of(rows, forward, 2))
         assert loss == pytest.approx(expected, rel=1e-7)
-        torch.testing.assert_close(found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6)
+        torch.testing.assert_close(
+            found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6
+        )
     assert network.config._attn_implementation == "sdpa", "the model is as it was"
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, query_pre_attn_scalar=8)), "uses softcap"),
-        (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4)), "has dropout"),
+        (
+            lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, query_pre_attn_scalar=8)),
+            "uses softcap",
+        ),
+        (
+            lambda: GPT2LMHeadModel(
+                GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4)
+            ),
+            "has dropout",
+        ),
         (lambda: nn.Linear(2, 2), "no model of transformers"),
     ],
     ids=["softcap", "dropout", "other"],
 )
-def test_models_whose_tokens_meet_otherwise_are_refused(model: Callable[[], nn.Module], reason: str) -> None:
+def test_models_whose_tokens_meet_otherwise_are_refused(
+    model: Callable[[], nn.Module], reason: str
+) -> None:
     (batch,) = batches_of(rows_of(tool_loops(0)), "tree", 1)
     network = model()
     if not isinstance(network, PreTrainedModel):
@@ -183,7 +219,9 @@ def test_models_whose_tokens_meet_otherwise_are_refused(model: Callable[[], nn.M
 def test_a_wrapped_model_exchanges_the_gradients_of_a_tree(tmp_path: Path) -> None:
     rows = rows_of(tool_loops(12))
     expected, gradient = loss_and_gradient(tiny_model().double(), batches_of(rows, "padded", 1))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         wrapped = nn.parallel.DistributedDataParallel(tiny_model().double())
         exchanged: list[Tensor] = []
@@ -215,7 +253,9 @@ def test_adapters_are_trained_alike() -> None:
     for forward in ("packed", "tree"):
         loss, found = loss_and_gradient(model, batches_of(rows, forward, 2))
         assert loss == pytest.approx(expected, rel=1e-9)
-        torch.testing.assert_close(found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6)
+        torch.testing.assert_close(
+            found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6
+        )
 
 
 def test_recorded_log_probs_are_at_their_own_temperatures() -> None:
@@ -228,6 +268,7 @@ def test_recorded_log_probs_are_at_their_own_temperatures() -> None:
         same = batch.temperatures_K == batch.old_temperatures_K
         assert not same.any(), "the case must tell them apart"
         at_1 = MicroBatch(
-            **{n: getattr(batch, n) for n in batch.__slots__} | {"temperatures_K": batch.old_temperatures_K}
+            **{n: getattr(batch, n) for n in batch.__slots__}
+            | {"temperatures_K": batch.old_temperatures_K}
         )
         torch.testing.assert_close(recorded, token_logprobs(model, at_1).detach())

@@ -32,7 +32,9 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, Iterable) and not isinstance(result, Tensor) else [result]:
+        for each in (
+            result if isinstance(result, Iterable) and not isinstance(result, Tensor) else [result]
+        ):
             if isinstance(each, Tensor):
                 self.shapes.append(each.shape)
         return result
@@ -47,7 +49,9 @@ def again(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperatures", ["one", "by position", "by entry"])
-def test_values_and_gradients_are_those_of_whole_logits(again: bool, bias: bool, temperatures: str) -> None:
+def test_values_and_gradients_are_those_of_whole_logits(
+    again: bool, bias: bool, temperatures: str
+) -> None:
     del again
     torch.manual_seed(0)
     layer = nn.Linear(WIDTH, VOCABULARY, bias=bias).double()
@@ -61,7 +65,10 @@ def test_values_and_gradients_are_those_of_whole_logits(again: bool, bias: bool,
     upstream = torch.randn(ENTRIES, dtype=torch.float64)
 
     def of(logprobs: Tensor) -> list[Tensor]:
-        return [logprobs.detach(), *torch.autograd.grad((logprobs * upstream).sum(), [hidden, *layer.parameters()])]
+        return [
+            logprobs.detach(),
+            *torch.autograd.grad((logprobs * upstream).sum(), [hidden, *layer.parameters()]),
+        ]
 
     ours = of(logprobs_from_hidden(hidden, layer, places, token_ids, at))
     expected = of(chosen_logprobs(layer(hidden[places]), token_ids, at))
@@ -76,9 +83,13 @@ def test_half_precision_is_summed_in_single() -> None:
     places = torch.arange(POSITIONS)
     logprobs = logprobs_from_hidden(hidden, layer, places, places, torch.ones(POSITIONS))
     assert logprobs.dtype == torch.float32
-    torch.testing.assert_close(logprobs, chosen_logprobs(layer(hidden), places), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logprobs, chosen_logprobs(layer(hidden), places), atol=1e-4, rtol=1e-4
+    )
     logprobs.sum().backward()
-    assert hidden.grad is not None and hidden.grad.dtype == layer.weight.grad.dtype == torch.bfloat16
+    assert (
+        hidden.grad is not None and hidden.grad.dtype == layer.weight.grad.dtype == torch.bfloat16
+    )
 
 
 def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +143,9 @@ def test_a_small_padded_batch_takes_the_path_of_whole_logits_and_a_large_one_doe
 
 
 @pytest.mark.parametrize("forward", ["padded", "packed", "tree"])
-def test_what_follows_the_output_layer_is_not_left_out(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_the_output_layer_is_not_left_out(
+    forward: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cohere scales its logits: they are not the product of hidden states and a weight."""
     torch.manual_seed(0)
     model = CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.3)).double()

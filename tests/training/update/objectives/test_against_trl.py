@@ -1,4 +1,6 @@
-"""Every objective, aggregation and correction equals its like in TRL's GRPOTrainer, in loss and gradient."""
+"""Every objective, aggregation and correction equals its like in TRL's GRPOTrainer, in loss and
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def trainer(module_trainer: GRPOTrainer) -> GRPOTrainer:
 def configure(trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         monkeypatch.setattr(
-            trainer.args if name == "delta" else trainer, name, value, raising=name != "_last_loaded_step"
+            trainer.args if name == "delta" else trainer,
+            name,
+            value,
+            raising=name != "_last_loaded_step",
         )
 
 
@@ -58,7 +63,10 @@ def logprobs(trainer: GRPOTrainer, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def with_reference(
-    trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any], coefficient: float
+    trainer: GRPOTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: dict[str, Any],
+    coefficient: float,
 ) -> None:
     """What TRL does with `beta`; it wraps its reference model itself, when it is made."""
     trainer.model.load_state_dict(tiny_model(1).state_dict())
@@ -71,11 +79,15 @@ def with_reference(
 def loss_and_gradient(trainer: GRPOTrainer, inputs: dict[str, Any]) -> tuple[float, Weights]:
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
-    gradients = {name.removeprefix("module."): p.grad.clone() for name, p in trainer.model.named_parameters()}
+    gradients = {
+        name.removeprefix("module."): p.grad.clone() for name, p in trainer.model.named_parameters()
+    }
     return float(loss.detach()), gradients
 
 
-def ours(overlays: Sequence[Overlay], options: LossOptions, **others: Any) -> tuple[dict[str, Any], Weights]:
+def ours(
+    overlays: Sequence[Overlay], options: LossOptions, **others: Any
+) -> tuple[dict[str, Any], Weights]:
     """Metrics and gradient of one update: with plain descent at rate 1 the weights move by it."""
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -87,7 +99,9 @@ def ours(overlays: Sequence[Overlay], options: LossOptions, **others: Any) -> tu
 
 
 def assert_alike(gradients: Weights, expected: Weights) -> None:
-    assert max(float(each.abs().max()) for each in expected.values()) > 1e-2, "the case must have a gradient"
+    assert max(float(each.abs().max()) for each in expected.values()) > 1e-2, (
+        "the case must have a gradient"
+    )
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5)
 
@@ -104,12 +118,21 @@ def assert_alike(gradients: Weights, expected: Weights) -> None:
         ),
         pytest.param("grpo", {}, {"loss_type": "dapo"}, id="dapo"),
         pytest.param("grpo", {}, {"loss_type": "bnpo"}, id="bnpo"),
-        pytest.param("grpo", {"dual_clip": 1.4}, {"loss_type": "dapo", "delta": 1.4}, id="dual clip"),
-        pytest.param("grpo", {"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}, id="cispo"),
+        pytest.param(
+            "grpo", {"dual_clip": 1.4}, {"loss_type": "dapo", "delta": 1.4}, id="dual clip"
+        ),
+        pytest.param(
+            "grpo", {"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}, id="cispo"
+        ),
         pytest.param(
             "grpo",
             {"objective": "gspo", "aggregation": "sequence", "clip_low": 0.03, "clip_high": 0.04},
-            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.03, "epsilon_high": 0.04},
+            {
+                "loss_type": "grpo",
+                "importance_sampling_level": "sequence",
+                "epsilon_low": 0.03,
+                "epsilon_high": 0.04,
+            },
             id="gspo",
         ),
         pytest.param("grpo", {"kl_coef": 0.1}, {"loss_type": "dapo"}, id="reference"),
@@ -125,30 +148,44 @@ def test_objectives(
     configure(trainer, monkeypatch, theirs)
     inputs = trl_inputs(RECORDED, trainer)
     overlays = by_group(kept(RECORDED), advantages, TRL_EPS)
-    torch.testing.assert_close(torch.tensor([o.advantage for o in overlays]), inputs["advantages"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor([o.advantage for o in overlays]), inputs["advantages"], atol=1e-6, rtol=0
+    )
     if "kl_coef" in options:
         with_reference(trainer, monkeypatch, inputs, options["kl_coef"])
     expected_loss, expected = loss_and_gradient(trainer, inputs)
 
-    metrics, gradients = ours(overlays, LossOptions(old_logprobs="engine", **options), reference=tiny_model(1))
+    metrics, gradients = ours(
+        overlays, LossOptions(old_logprobs="engine", **options), reference=tiny_model(1)
+    )
     assert metrics["loss"] == pytest.approx(expected_loss, abs=1e-5)
     assert_alike(gradients, expected)
     logged = trainer._metrics["train"]
     if options.get("objective") == "cispo":
-        assert metrics["clip_fraction_high"] == pytest.approx(logged["cispo_clip_ratio"][-1], abs=1e-6) != 0
+        assert (
+            metrics["clip_fraction_high"]
+            == pytest.approx(logged["cispo_clip_ratio"][-1], abs=1e-6)
+            != 0
+        )
     elif "objective" not in options:
         clipped = [metrics["clip_fraction_low"], metrics["clip_fraction_high"]]
-        assert clipped == pytest.approx([logged[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high")])
+        assert clipped == pytest.approx(
+            [logged[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high")]
+        )
         assert min(clipped) > 0, "both bounds must be active"
     else:
-        assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0, "a bound must be active"
+        assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0, (
+            "a bound must be active"
+        )
     if "kl_coef" in options:
         assert metrics["kl_reference"] == pytest.approx(logged["kl"][-1], abs=1e-5) != 0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
-def test_importance_correction(trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, level: str, mode: str) -> None:
+def test_importance_correction(
+    trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, level: str, mode: str
+) -> None:
     """TRL takes it for what vLLM samples: it is told that the rollouts are vLLM's."""
     cap = 1.3 if level == "token" else 1.1
     configure(
@@ -164,7 +201,9 @@ def test_importance_correction(trainer: GRPOTrainer, monkeypatch: pytest.MonkeyP
         },
     )
     trainer.model.train()
-    inputs = trainer._generate_and_score_completions([{"prompt": "w3", "index": i} for i in range(len(RECORDED))])
+    inputs = trainer._generate_and_score_completions(
+        [{"prompt": "w3", "index": i} for i in range(len(RECORDED))]
+    )
     expected_loss, expected = loss_and_gradient(trainer, inputs)
     overlays = by_group(kept(RECORDED), "grpo", TRL_EPS)
     options = LossOptions(correction=level, correction_mode=mode, correction_cap=cap)  # type: ignore[arg-type]
@@ -183,19 +222,25 @@ def test_importance_correction(trainer: GRPOTrainer, monkeypatch: pytest.MonkeyP
 def test_two_mini_batches_and_two_epochs(
     trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, loss_type: str, aggregation: str
 ) -> None:
-    """Old log-probs are those before the first of four optimiser steps, so that ratios leave 1 and are clipped."""
+    """Old log-probs are those before the first of four optimiser steps, so that ratios leave 1 and
+    are clipped.
+    """
     configure(trainer, monkeypatch, {"loss_type": loss_type})
     inputs = trl_inputs(RECORDED, trainer)
     inputs["old_per_token_logps"] = logprobs(trainer, inputs)
 
     overlays = by_group(kept(RECORDED), "grpo", TRL_EPS)
     parts = split_kept(overlays, 2, seed=0)
-    assert sorted(o.trajectory_id for part in parts for o in part) == sorted(o.trajectory_id for o in overlays)
+    assert sorted(o.trajectory_id for part in parts for o in part) == sorted(
+        o.trajectory_id for o in overlays
+    )
     model, rate = tiny_model(), 0.3
     batches = [build_batches(RECORDED, part, token_budget=64) for part in parts]
     options = LossOptions(aggregation=aggregation)  # type: ignore[arg-type]
     descent = torch.optim.SGD(model.parameters(), lr=rate)
-    metrics = policy_update(model, descent, batches, loss=options, optim=OptimOptions(epochs=2, max_grad_norm=1e9))
+    metrics = policy_update(
+        model, descent, batches, loss=options, optim=OptimOptions(epochs=2, max_grad_norm=1e9)
+    )
 
     places = {trajectory.id: place for place, trajectory in enumerate(RECORDED)}
     theirs = torch.optim.SGD(trainer.model.parameters(), lr=rate)
@@ -208,7 +253,9 @@ def test_two_mini_batches_and_two_epochs(
         theirs.step()
         logged = trainer._metrics["train"]
         count = float((sliced["completion_mask"] * sliced["tool_mask"]).sum())
-        clipped += count * torch.tensor([logged[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high")])
+        clipped += count * torch.tensor(
+            [logged[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high")]
+        )
         tokens += count
 
     assert clipped.min() > 0, "both bounds must be active"

@@ -24,7 +24,9 @@ ENGINE = LossOptions(old_logprobs="engine")
 
 
 def random_rows(seed: int, count: int = 7) -> list[Row]:
-    """Rows of 4 to 24 tokens; old log-probs off by up to 0.5 from the model's, so that clipping is active."""
+    """Rows of 4 to 24 tokens; old log-probs off by up to 0.5 from the model's, so that clipping is
+    active.
+    """
     rng = np.random.default_rng(seed)
     rows: list[Row] = []
     for size in rng.integers(4, 25, count):
@@ -36,7 +38,15 @@ def random_rows(seed: int, count: int = 7) -> list[Row]:
         own = np.concatenate([[0.0], chosen_logprobs(logits, torch.from_numpy(ids[1:])).numpy()])
         old = np.where(mask, own + rng.uniform(-0.5, 0.5, size), 0.0).astype(np.float32)
         advantage = rng.choice([-1.3, 0.7, 1.1])
-        rows.append(Row(ids, mask, old, np.where(mask, advantage, 0.0).astype(np.float32), *sampled_at_1(size)))
+        rows.append(
+            Row(
+                ids,
+                mask,
+                old,
+                np.where(mask, advantage, 0.0).astype(np.float32),
+                *sampled_at_1(size),
+            )
+        )
     return rows
 
 
@@ -45,13 +55,17 @@ def sampled_at_1(size: int) -> tuple[Any, Any, Any]:
     return np.ones(size, np.float32), np.ones(size, np.float32), np.zeros(size, np.int64)
 
 
-def gradients(rows: list[Row], budget: int) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def gradients(
+    rows: list[Row], budget: int
+) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     model = tiny_model()
     batches = micro_batches(rows, token_budget=budget)
     total = sum(b.trained_tokens for b in batches)
     parts: list[dict[str, Any]] = []
     for batch in batches:
-        loss, metrics = clipped_surrogate(token_logprobs(model, batch), batch.old_logprobs_K, batch.weights_K, total)
+        loss, metrics = clipped_surrogate(
+            token_logprobs(model, batch), batch.old_logprobs_K, batch.weights_K, total
+        )
         loss.backward()
         parts.append(metrics)
     merged = merge_metrics(parts)
@@ -106,7 +120,10 @@ def test_the_output_layer_sees_trained_positions_only_and_is_itself_again():
 
 
 def test_chunks_change_nothing(monkeypatch):
-    logits, ids = torch.randn(10, 7, generator=torch.Generator().manual_seed(0)) * 30, torch.arange(10) % 7
+    logits, ids = (
+        torch.randn(10, 7, generator=torch.Generator().manual_seed(0)) * 30,
+        torch.arange(10) % 7,
+    )
     whole = chosen_logprobs(logits, ids)
     monkeypatch.setattr(log_softmax, "CHUNK_ELEMENTS", 21)
     assert torch.equal(chosen_logprobs(logits, ids), whole)
@@ -117,9 +134,15 @@ def test_chunks_change_nothing(monkeypatch):
 def scalar(ratio: float, advantage: float, **options: Any) -> tuple[float, float, dict[str, float]]:
     """(loss, gradient with respect to the log-prob, metrics) of a single token."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss, metrics = clipped_surrogate(logprob, torch.zeros(1), torch.tensor([advantage]), 1, **options)
+    loss, metrics = clipped_surrogate(
+        logprob, torch.zeros(1), torch.tensor([advantage]), 1, **options
+    )
     loss.backward()
-    return float(loss.detach()), float(logprob.grad), {name: float(value) for name, value in metrics.items()}
+    return (
+        float(loss.detach()),
+        float(logprob.grad),
+        {name: float(value) for name, value in metrics.items()},
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,11 +185,15 @@ def test_kl_k3_is_the_divergence_of_the_new_policy_from_the_old_one():
         for new, old in zip(new_V, old_V, strict=True)
     ]
     exact = float((old_V * (old_V.log() - new_V.log())).sum())
-    assert sum(float(p) * k for p, k in zip(old_V, estimates_V, strict=True)) == pytest.approx(exact, abs=1e-6)
+    assert sum(float(p) * k for p, k in zip(old_V, estimates_V, strict=True)) == pytest.approx(
+        exact, abs=1e-6
+    )
     assert min(estimates_V) >= 0
 
 
-def step(rows: list[Row], budget: int, **options: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def step(
+    rows: list[Row], budget: int, **options: Any
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     batches = micro_batches(rows, token_budget=budget)
@@ -181,9 +208,12 @@ def test_an_update_does_not_depend_on_the_micro_batches():
     many, split_weights = step(rows, 1)
     assert (one["micro_batches"], many["micro_batches"]) == (1, 7)
     for name, value in one.items():
-        assert name == "micro_batches" or many[name] == pytest.approx(value, abs=1e-5, nan_ok=True), name
+        assert name == "micro_batches" or many[name] == pytest.approx(
+            value, abs=1e-5, nan_ok=True
+        ), name
     for name, weight in weights.items():
-        # Adam divides by the gradient's size: a rounding error of a vanishing gradient may become a part of lr.
+        # Adam divides by the gradient's size: a rounding error of a vanishing gradient may become a
+        # part of lr.
         assert torch.allclose(split_weights[name], weight, atol=1e-4), name
 
 
@@ -210,7 +240,10 @@ def test_on_policy_the_engines_logprobs_are_only_measured():
     assert metrics["kl_k3"] == 0
     assert 0.1 < metrics["engine_difference"] < 0.5
     silent = [replace(r, old_logprobs=np.zeros_like(r.old_logprobs)) for r in rows]
-    assert all(torch.equal(weights[name], weight) for name, weight in step(silent, 64, loss=LossOptions())[1].items())
+    assert all(
+        torch.equal(weights[name], weight)
+        for name, weight in step(silent, 64, loss=LossOptions())[1].items()
+    )
 
 
 def test_nothing_to_train_is_no_step():
@@ -233,7 +266,10 @@ def test_the_gradient_is_clipped_to_the_given_norm():
     metrics, weights = step(random_rows(6), 10_000, optim=OptimOptions(max_grad_norm=1e-12))
     assert metrics["grad_norm"] > 1e-3
     # Adam's step of a gradient far below its eps vanishes; the weight decay is all that is left.
-    assert all(torch.allclose(weights[n], p * (1 - 1e-5), atol=2e-6) for n, p in tiny_model().named_parameters())
+    assert all(
+        torch.allclose(weights[n], p * (1 - 1e-5), atol=2e-6)
+        for n, p in tiny_model().named_parameters()
+    )
 
 
 def test_a_batch_can_be_moved():

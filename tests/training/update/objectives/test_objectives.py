@@ -1,4 +1,6 @@
-"""Objectives and corrections by hand, on single tokens; TRL's are in `test_objectives_against_trl.py`."""
+"""Objectives and corrections by hand, on single tokens; TRL's are in
+`test_objectives_against_trl.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.update.objectives import OBJECTIVES, Counts, LossOptions, TrainedTokens, policy_loss
+from hrm_agent.training.update.objectives import (
+    OBJECTIVES,
+    Counts,
+    LossOptions,
+    TrainedTokens,
+    policy_loss,
+)
 from hrm_agent.training.update.objectives.correction import corrections, mismatch
 from hrm_agent.training.update.objectives.reference_kl import k3
 
 
 def tokens(
-    ratios: Sequence[float], weights: Sequence[float], sequences: Sequence[int] | None = None, **others: Any
+    ratios: Sequence[float],
+    weights: Sequence[float],
+    sequences: Sequence[int] | None = None,
+    **others: Any,
 ) -> TrainedTokens:
     """Tokens whose old log-probs are -1."""
     sequences_K = torch.tensor(sequences or [0] * len(ratios))
     lengths_K = torch.tensor([float((sequences_K == each).sum()) for each in sequences_K])
     logprobs_K = (torch.tensor(ratios).log() - 1).requires_grad_()
-    return TrainedTokens(logprobs_K, -torch.ones(len(ratios)), torch.tensor(weights), sequences_K, lengths_K, **others)
+    return TrainedTokens(
+        logprobs_K,
+        -torch.ones(len(ratios)),
+        torch.tensor(weights),
+        sequences_K,
+        lengths_K,
+        **others,
+    )
 
 
-def loss_and_gradient(given: TrainedTokens, counts: Counts, **options: Any) -> tuple[float, list[float]]:
+def loss_and_gradient(
+    given: TrainedTokens, counts: Counts, **options: Any
+) -> tuple[float, list[float]]:
     loss, _ = policy_loss(given, counts, LossOptions(**options))
     loss.backward()
     assert given.logprobs_K.grad is not None
@@ -38,15 +58,21 @@ def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
     given = tokens([1.5, 0.5, 1.5], [1.0, 1.0, -1.0])
     loss, gradient = loss_and_gradient(given, Counts(1, 1), objective="cispo")
     assert gradient == pytest.approx([-1.28, -0.5, 1.28])
-    assert loss == pytest.approx(sum(g * p for g, p in zip(gradient, given.logprobs_K.tolist(), strict=True)))
+    assert loss == pytest.approx(
+        sum(g * p for g, p in zip(gradient, given.logprobs_K.tolist(), strict=True))
+    )
 
 
 def test_gspo_has_one_ratio_for_a_rollout() -> None:
     given = tokens([1.2, 0.9, 3.0], [1.0, 1.0, 1.0], [0, 0, 1])
-    loss, gradient = loss_and_gradient(given, Counts(3, 2), objective="gspo", aggregation="sequence")
+    loss, gradient = loss_and_gradient(
+        given, Counts(3, 2), objective="gspo", aggregation="sequence"
+    )
     mean = math.sqrt(1.2 * 0.9)
     assert loss == pytest.approx(-(mean + 1.28) / 2)
-    assert gradient == pytest.approx([-mean / 4, -mean / 4, 0.0]), "the second rollout is clipped as a whole"
+    assert gradient == pytest.approx([-mean / 4, -mean / 4, 0.0]), (
+        "the second rollout is clipped as a whole"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +97,9 @@ def test_on_policy_all_objectives_have_the_gradient_of_the_policy(objective: str
 
 def test_the_divergence_is_added_and_not_corrected() -> None:
     reference_K = torch.tensor([-1.5, -0.5])
-    given = tokens([1.0, 1.0], [0.0, 0.0], corrections_K=torch.zeros(2), reference_logprobs_K=reference_K)
+    given = tokens(
+        [1.0, 1.0], [0.0, 0.0], corrections_K=torch.zeros(2), reference_logprobs_K=reference_K
+    )
     loss, metrics = policy_loss(given, Counts(2, 1), LossOptions(kl_coef=0.1))
     by_hand = sum(math.exp(d) - 1 - d for d in (-0.5, 0.5)) / 2
     assert float(metrics["kl_reference"]) == pytest.approx(by_hand)

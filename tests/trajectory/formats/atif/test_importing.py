@@ -1,4 +1,6 @@
-"""ATIF in: runs of other agents as trajectories, and hostile documents refused with the place of what is wrong."""
+"""ATIF in: runs of other agents as trajectories, and hostile documents refused with the place of
+what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from hrm_agent.trajectory.formats import Origin, RequestHints, export_to, import
 from hrm_agent.trajectory.formats.shared import message_runs as foreign_run
 from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, conversation_of
 
-TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "", "parameters": {"type": "object"}},
+}
 RUN: dict[str, Any] = {
     "schema_version": "ATIF-v1.6",
     "session_id": "s",
@@ -46,14 +51,20 @@ RUN: dict[str, Any] = {
             "step_id": 4,
             "source": "agent",
             "message": "4",
-            "metrics": {"prompt_token_ids": [1, 2, 3, 4, 5, 6], "completion_token_ids": [7], "logprobs": [-0.3]},
+            "metrics": {
+                "prompt_token_ids": [1, 2, 3, 4, 5, 6],
+                "completion_token_ids": [7],
+                "logprobs": [-0.3],
+            },
         },
     ],
     "extra": {"reward": 1, "rewards": {"short": 0.5, "odd": 7}},
 }
 
 
-def read(folder: Path, *rows: Any, indent: int | None = None, origin: Origin | None = None) -> list[Trajectory]:
+def read(
+    folder: Path, *rows: Any, indent: int | None = None, origin: Origin | None = None
+) -> list[Trajectory]:
     path = folder / "x.json"
     path.write_text("\n".join(json.dumps(row, indent=indent) for row in rows))
     return list(import_from(path, origin=origin))
@@ -91,7 +102,13 @@ def test_what_it_was_sent_is_proved(tmp_path: Path) -> None:
     (found,) = read(tmp_path, RUN)
     conversation = conversation_of(found.calls[1], found, RequestHints(tools=((TOOL,),)))
     assert isinstance(conversation, ConversationOfCall)
-    assert [message.type for message in conversation.messages] == ["system", "human", "ai", "tool", "ai"]
+    assert [message.type for message in conversation.messages] == [
+        "system",
+        "human",
+        "ai",
+        "tool",
+        "ai",
+    ]
 
 
 def test_out_again_it_is_what_it_was(tmp_path: Path) -> None:
@@ -115,7 +132,10 @@ def test_log_probs_of_an_unknown_kind_train_nothing(tmp_path: Path) -> None:
 
 
 def test_tokens_without_a_prompt_are_not_placed(tmp_path: Path) -> None:
-    (found,) = read(tmp_path, changed("steps", 2, "metrics", to={"completion_token_ids": [4, 5], "logprobs": [-1, -1]}))
+    (found,) = read(
+        tmp_path,
+        changed("steps", 2, "metrics", to={"completion_token_ids": [4, 5], "logprobs": [-1, -1]}),
+    )
     assert found.calls[0].token_ids == ()
     assert found.calls[0].untrainable == "the file gives no token ids of the prompt"
     assert found.calls[1].branch_reason is not None
@@ -134,7 +154,11 @@ def test_steps_that_are_no_model_call(tmp_path: Path) -> None:
 
 
 def test_how_tool_calls_ended_where_it_is_told(tmp_path: Path) -> None:
-    for extra, status in (({"status": "timeout"}, "timeout"), ({"is_error": True}, "error"), ({"status": 3}, "ok")):
+    for extra, status in (
+        ({"status": "timeout"}, "timeout"),
+        ({"is_error": True}, "error"),
+        ({"status": 3}, "ok"),
+    ):
         result = {"source_call_id": "c", "content": "x", "extra": extra}
         (found,) = read(tmp_path, changed("steps", 2, "observation", "results", to=[result]))
         assert found.tool_calls[0].status == status
@@ -143,7 +167,12 @@ def test_how_tool_calls_ended_where_it_is_told(tmp_path: Path) -> None:
 def test_subagents_are_conversations_of_the_run(tmp_path: Path) -> None:
     inner = {**RUN, "trajectory_id": "sub", "agent": {**RUN["agent"], "name": "helper"}}
     (found,) = read(tmp_path, {**RUN, "subagent_trajectories": [inner]})
-    assert [call.identity.node for call in found.calls] == ["imported", "imported", "helper", "helper"]
+    assert [call.identity.node for call in found.calls] == [
+        "imported",
+        "imported",
+        "helper",
+        "helper",
+    ]
     assert len(found.tool_calls) == 2
 
 
@@ -164,18 +193,42 @@ for _ in range(100):
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (changed("steps", 2, "tool_calls", 0, "arguments", to="{}"), "steps[2].tool_calls[0].arguments: Input should"),
-        (changed("steps", 2, "surprise", to=1), "steps[2].surprise: Extra inputs are not permitted"),
+        (
+            changed("steps", 2, "tool_calls", 0, "arguments", to="{}"),
+            "steps[2].tool_calls[0].arguments: Input should",
+        ),
+        (
+            changed("steps", 2, "surprise", to=1),
+            "steps[2].surprise: Extra inputs are not permitted",
+        ),
         (changed("steps", 3, "step_id", to=9), "steps[3] has the step_id 9, where 4 belongs"),
-        (changed("steps", 1, "model_name", to="m"), "steps[1]: a step of the user has no model_name"),
+        (
+            changed("steps", 1, "model_name", to="m"),
+            "steps[1]: a step of the user has no model_name",
+        ),
         (changed("steps", 2, "metrics", "logprobs", to=[-1]), "steps[2].metrics: 1 logprobs for 2"),
         (changed("steps", 2, "metrics", "logprobs", to=[3.0, 3.0]), "logprob-nonpositive"),
-        (changed("steps", 2, "metrics", "prompt_token_ids", to=[2**31]), "steps[2].metrics.prompt_token_ids[0]"),
-        (changed("steps", 2, "metrics", "prompt_tokens", to=True), "steps[2].metrics.prompt_tokens"),
-        (changed("steps", 2, "timestamp", to="soon"), "steps[2].timestamp: 'soon' is no ISO 8601 time"),
+        (
+            changed("steps", 2, "metrics", "prompt_token_ids", to=[2**31]),
+            "steps[2].metrics.prompt_token_ids[0]",
+        ),
+        (
+            changed("steps", 2, "metrics", "prompt_tokens", to=True),
+            "steps[2].metrics.prompt_tokens",
+        ),
+        (
+            changed("steps", 2, "timestamp", to="soon"),
+            "steps[2].timestamp: 'soon' is no ISO 8601 time",
+        ),
         (changed("steps", 2, "timestamp", to="0001-01-01T00:00:00+23:59"), "is before 1970"),
-        (changed("steps", 2, "observation", "results", 0, "source_call_id", to="d"), "has the source_call_id 'd'"),
-        (changed("steps", 2, "tool_calls", to=RUN["steps"][2]["tool_calls"] * 2), "two tool calls have one"),
+        (
+            changed("steps", 2, "observation", "results", 0, "source_call_id", to="d"),
+            "has the source_call_id 'd'",
+        ),
+        (
+            changed("steps", 2, "tool_calls", to=RUN["steps"][2]["tool_calls"] * 2),
+            "two tool calls have one",
+        ),
         (changed("steps", 1, "message", to=[{"type": "text"}]), "steps[1].message"),
         (changed("steps", to=[]), "steps: List should have at least 1 item"),
         (changed("subagent_trajectories", to=[RUN, RUN]), "needs a trajectory_id of its own"),
@@ -199,21 +252,31 @@ def test_numbers_that_are_none(number: str, tmp_path: Path) -> None:
         list(import_from(tmp_path / "x", "atif"))
 
 
-def test_a_conversation_sent_again_with_each_step_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [RUN["steps"][0]] + [{"step_id": n, "source": "agent", "message": "x"} for n in range(2, 22)]
+def test_a_conversation_sent_again_with_each_step_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [RUN["steps"][0]] + [
+        {"step_id": n, "source": "agent", "message": "x"} for n in range(2, 22)
+    ]
     long = changed("steps", to=steps)
     (found,) = read(tmp_path, long)
     sent = sum(len(call.request or ()) for call in found.calls)
     assert sent == sum(range(1, 21))
     monkeypatch.setattr(foreign_run, "MOST_SENT", sent - 1)
-    with pytest.raises(StoreError, match=r"x\.json:1: its model calls were sent more than 209 messages"):
+    with pytest.raises(
+        StoreError, match=r"x\.json:1: its model calls were sent more than 209 messages"
+    ):
         read(tmp_path, long)
 
 
 def test_subagents_without_an_end(tmp_path: Path) -> None:
     row = RUN
     for _ in range(12):
-        row = {**RUN, "trajectory_id": "t", "subagent_trajectories": [{**row, "trajectory_id": "t"}]}
+        row = {
+            **RUN,
+            "trajectory_id": "t",
+            "subagent_trajectories": [{**row, "trajectory_id": "t"}],
+        }
     with pytest.raises(StoreError, match="nested more than 8 levels deep"):
         read(tmp_path, row)
 

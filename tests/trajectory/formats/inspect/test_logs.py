@@ -1,4 +1,5 @@
-"""Logs of inspect_ai: one that inspect_ai 0.3.285 itself wrote (a mock model, a tool, two epochs), and hostile ones.
+"""Logs of inspect_ai: one that inspect_ai 0.3.285 itself wrote (a mock model, a tool, two epochs),
+and hostile ones.
 
 `write_inspect_log.py` beside the log is the program that wrote it.
 """
@@ -32,7 +33,9 @@ def log() -> Any:
     """The log as the JSON form has it."""
     with open_archive(LOG) as archive:
         names = sorted(name for name in archive.names() if name.startswith("samples/"))
-        return json.loads(archive.read("header.json")) | {"samples": [json.loads(archive.read(name)) for name in names]}
+        return json.loads(archive.read("header.json")) | {
+            "samples": [json.loads(archive.read(name)) for name in names]
+        }
 
 
 WHOLE = log()
@@ -50,9 +53,17 @@ def read(folder: Path, **changes: Any) -> Trajectory:
 def test_a_log_of_the_real_library() -> None:
     first, second = sorted(import_from(LOG), key=lambda one: one.sample_index)
     asked, answered = first.calls
-    assert (first.task.id, first.task.family, first.task.prompt) == ("sum", "inspect:sums", "What is 17 + 25?")
+    assert (first.task.id, first.task.family, first.task.prompt) == (
+        "sum",
+        "inspect:sums",
+        "What is 17 + 25?",
+    )
     assert (first.task.answer, first.task.metadata["level"]) == ("42", 1)
-    assert (first.policy, first.answer, first.status) == ("mockllm/model", "It is 40.", RunStatus.COMPLETED)
+    assert (first.policy, first.answer, first.status) == (
+        "mockllm/model",
+        "It is 40.",
+        RunStatus.COMPLETED,
+    )
     assert first.rewards == {"match": 0.0}, "NaN of the other scorer is no reward"
     assert second.rewards == {"match": 1.0, "length": 0.5}
     assert first.group_id == second.group_id
@@ -60,7 +71,10 @@ def test_a_log_of_the_real_library() -> None:
     assert asked.identity.node == "generate"
     assert asked.response["tool_calls"][0]["args"] == {"x": 17, "y": 25}
     usage = asked.response["usage_metadata"]
-    assert (usage["input_tokens"], usage["output_tokens"]) == (24, 5), "inspect counts cached tokens apart"
+    assert (usage["input_tokens"], usage["output_tokens"]) == (
+        24,
+        5,
+    ), "inspect counts cached tokens apart"
     assert asked.ended_at >= asked.started_at > 1.7e9
     assert answered.untrainable == "the file gives no token ids"
     (tool_call,) = first.tool_calls
@@ -80,7 +94,13 @@ def test_what_each_call_was_sent_is_proved(tmp_path: Path) -> None:
     known = RequestHints(tools=((tool,),))
     conversation = conversation_of(first.calls[1], first, known)
     assert isinstance(conversation, ConversationOfCall)
-    assert [message.type for message in conversation.messages] == ["system", "human", "ai", "tool", "ai"]
+    assert [message.type for message in conversation.messages] == [
+        "system",
+        "human",
+        "ai",
+        "tool",
+        "ai",
+    ]
     assert export_to(tmp_path / "x.chat", [first], "chat", known).rows == 1
 
 
@@ -95,7 +115,13 @@ def test_what_a_scorer_asked_is_not_the_runs(tmp_path: Path) -> None:
     grader = {**next(event for event in events if event["event"] == "model"), "span_id": "inner"}
     events += [
         {"event": "span_begin", "id": "outer", "type": "scorers", "name": "scorers"},
-        {"event": "span_begin", "id": "inner", "parent_id": "outer", "type": "scorer", "name": "match"},
+        {
+            "event": "span_begin",
+            "id": "inner",
+            "parent_id": "outer",
+            "type": "scorer",
+            "name": "match",
+        },
         grader,
         {"event": "step", "action": "begin", "type": "scorer", "name": "old"},
         {**grader, "span_id": None},
@@ -104,9 +130,14 @@ def test_what_a_scorer_asked_is_not_the_runs(tmp_path: Path) -> None:
     assert len(read(tmp_path, events=events).calls) == 2
 
 
-def test_messages_named_again_and_again_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_named_again_and_again_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events, pool = copy.deepcopy(SAMPLE["events"]), [{"role": "user", "content": "x"}] * 100
-    event = next(event for event in events if event["event"] == "model") | {"input": [], "input_refs": [[0, 100]] * 20}
+    event = next(event for event in events if event["event"] == "model") | {
+        "input": [],
+        "input_refs": [[0, 100]] * 20,
+    }
     told = {"events": [event], "events_data": {"messages": pool}}
     assert len(read(tmp_path, **told).calls[0].request or ()) == 2000
     monkeypatch.setattr(foreign_run, "MOST_SENT", 1999)
@@ -159,7 +190,9 @@ def test_scores(value: Any, rewards: dict[str, float], tmp_path: Path) -> None:
         ({"limit": {"type": "operator", "limit": 1}}, RunStatus.ABORTED, StopReason.ABORTED),
     ],
 )
-def test_how_a_sample_ended(end: Any, status: RunStatus, reason: StopReason, tmp_path: Path) -> None:
+def test_how_a_sample_ended(
+    end: Any, status: RunStatus, reason: StopReason, tmp_path: Path
+) -> None:
     found = read(tmp_path, **end)
     assert (found.status, found.stop_reason) == (status, reason)
     assert found.error == ("Boom" if "error" in end else None)
@@ -168,7 +201,11 @@ def test_how_a_sample_ended(end: Any, status: RunStatus, reason: StopReason, tmp
 def test_how_a_tool_call_failed(tmp_path: Path) -> None:
     events = copy.deepcopy(SAMPLE["events"])
     tool = next(event for event in events if event["event"] == "tool")
-    for word, status in (("timeout", "timeout"), ("approval", "denied"), ("unicode_decode", "error")):
+    for word, status in (
+        ("timeout", "timeout"),
+        ("approval", "denied"),
+        ("unicode_decode", "error"),
+    ):
         tool |= {"error": {"type": word, "message": "why"}, "result": ""}
         (tool_call,) = read(tmp_path, events=events).tool_calls
         assert (tool_call.status, tool_call.content) == (status, "why")
@@ -189,7 +226,10 @@ def test_attachments_images_and_thoughts(tmp_path: Path) -> None:
     )
     response = found.calls[0].response
     assert response["additional_kwargs"] == {"reasoning_content": "Hm."}
-    assert response["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert response["content"][1] == {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64,AAAA"},
+    }
     assert response["content"][2]["text"] == "[a part of the type video]"
 
 
@@ -197,7 +237,10 @@ def test_attachments_images_and_thoughts(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"epoch": 0}, "samples[0].epoch: Input should be greater than or equal to 1"),
-        ({"events": [{"event": "model", "model": 3}]}, "samples[0].events[0].model: Input should be a valid string"),
+        (
+            {"events": [{"event": "model", "model": 3}]},
+            "samples[0].events[0].model: Input should be a valid string",
+        ),
         ({"events": [{"event": "tool", "id": "x"}]}, "model"),
         ({"messages": [{"role": "robot", "content": ""}]}, "samples[0].messages[0].role"),
         ({"started_at": "soon"}, "samples[0].started_at: 'soon' is no ISO 8601 time"),
@@ -216,7 +259,9 @@ def test_what_cannot_be_read_is_named(changes: Any, told: str, tmp_path: Path) -
 def test_a_range_beyond_the_pool(tmp_path: Path) -> None:
     events = copy.deepcopy(SAMPLE["events"])
     next(event for event in events if event["event"] == "model")["input_refs"] = [[0, 10**9]]
-    with pytest.raises(StoreError, match=r"input_refs: \[0, 1000000000\] is no range of the 4 messages"):
+    with pytest.raises(
+        StoreError, match=r"input_refs: \[0, 1000000000\] is no range of the 4 messages"
+    ):
         read(tmp_path, events=events)
 
 
@@ -236,9 +281,13 @@ def test_a_log_of_a_killed_run_and_a_plain_archive(tmp_path: Path) -> None:
 def zstandard_archive(path: Path, content: bytes, checksum: int) -> Path:
     """An archive of one member, as inspect compresses it, whatever it claims to be."""
     name, packed = b"header.json", zstandard.compress(content)
-    facts = struct.pack("<5H3L2H", 20, 0, 93, 0, 0, checksum, len(packed), len(content), len(name), 0)
+    facts = struct.pack(
+        "<5H3L2H", 20, 0, 93, 0, 0, checksum, len(packed), len(content), len(name), 0
+    )
     local = b"PK\x03\x04" + facts + name + packed
-    entry = b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<3H2L", 0, 0, 0, 0, 0) + name
+    entry = (
+        b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<3H2L", 0, 0, 0, 0, 0) + name
+    )
     end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 1, 1, len(entry), len(local), 0)
     path.write_bytes(local + entry + end)
     return path
@@ -267,7 +316,10 @@ def test_many_members_that_come_to_much(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_damaged_archive(tmp_path: Path) -> None:
     content = json.dumps({"version": 2, "eval": WHOLE["eval"]}).encode()
-    assert list(import_from(zstandard_archive(tmp_path / "x.eval", content, zlib.crc32(content)))) == []
+    assert (
+        list(import_from(zstandard_archive(tmp_path / "x.eval", content, zlib.crc32(content))))
+        == []
+    )
     with pytest.raises(StoreError, match="its checksum does not fit"):
         list(import_from(zstandard_archive(tmp_path / "y.eval", content, 1)))
     (tmp_path / "z.eval").write_bytes(LOG.read_bytes()[:5000])

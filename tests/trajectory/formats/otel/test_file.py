@@ -129,7 +129,10 @@ def test_attributes_are_those_of_the_conventions() -> None:
 
 def test_tokens_that_a_call_extends_are_tokens_that_it_read() -> None:
     answered = spans_of(make_trajectory())[5]
-    assert (answered.attributes["gen_ai.usage.input_tokens"], answered.attributes["gen_ai.usage.output_tokens"]) == (
+    assert (
+        answered.attributes["gen_ai.usage.input_tokens"],
+        answered.attributes["gen_ai.usage.output_tokens"],
+    ) == (
         6,
         2,
     )
@@ -163,15 +166,22 @@ def test_what_a_provider_answered_is_its_own() -> None:
         "gen_ai.usage.input_tokens": 9,
         "gen_ai.usage.cache_read.input_tokens": 4,
     }
-    assert span.name == "chat gpt-x" and span.is_client and wanted.items() <= span.attributes.items()
+    assert (
+        span.name == "chat gpt-x" and span.is_client and wanted.items() <= span.attributes.items()
+    )
 
 
 def test_thoughts_are_a_part_of_their_own() -> None:
     thought = {"type": "ai", "content": "42", "additional_kwargs": {"reasoning_content": "I add."}}
     run = make_trajectory(calls=(make_call("task-a", response=thought),), tool_calls=())
-    call = next(span for span in spans_of(run, content=RequestHints()) if span.name.startswith("chat")).attributes
+    call = next(
+        span for span in spans_of(run, content=RequestHints()) if span.name.startswith("chat")
+    ).attributes
     (answer,) = json.loads(str(call["gen_ai.output.messages"]))
-    assert answer["parts"] == [{"type": "reasoning", "content": "I add."}, {"type": "text", "content": "42"}]
+    assert answer["parts"] == [
+        {"type": "reasoning", "content": "I add."},
+        {"type": "text", "content": "42"},
+    ]
     assert "I add." not in json.dumps([span.attributes for span in spans_of(run)])
 
 
@@ -179,15 +189,22 @@ def test_messages_are_in_it_only_where_they_are_asked_for() -> None:
     secret = ("17 + 25", "42", "add")
     bare = json.dumps([span.attributes for span in spans_of(make_trajectory())])
     assert not any(part in bare for part in secret)
-    request = ({"type": "system", "content": "Be brief."}, {"type": "human", "content": "What is 17 + 25?"})
+    request = (
+        {"type": "system", "content": "Be brief."},
+        {"type": "human", "content": "What is 17 + 25?"},
+    )
     run = make_trajectory()
     sent = (SystemMessage("Be brief."), HumanMessage("What is 17 + 25?"))
     first = run.calls[0].model_copy(
         update={"request": request, "context_hash": context_hash((*sent, answer_of(run.calls[0])))}
     )
-    spans = spans_of(run.model_copy(update={"calls": (first, *run.calls[1:])}), content=RequestHints())
+    spans = spans_of(
+        run.model_copy(update={"calls": (first, *run.calls[1:])}), content=RequestHints()
+    )
     call = next(span for span in spans if span.name.startswith("chat")).attributes
-    assert json.loads(str(call["gen_ai.system_instructions"])) == [{"type": "text", "content": "Be brief."}]
+    assert json.loads(str(call["gen_ai.system_instructions"])) == [
+        {"type": "text", "content": "Be brief."}
+    ]
     assert json.loads(str(call["gen_ai.input.messages"])) == [
         {"role": "user", "parts": [{"type": "text", "content": "What is 17 + 25?"}]}
     ]
@@ -200,16 +217,24 @@ def test_messages_are_in_it_only_where_they_are_asked_for() -> None:
         "arguments": {"code": "17 + 25"},
     }
     tool = named(spans)["execute_tool python"].attributes
-    assert tool["gen_ai.tool.call.arguments"] == '{"code": "17 + 25"}' and tool["gen_ai.tool.call.result"] == "42"
+    assert (
+        tool["gen_ai.tool.call.arguments"] == '{"code": "17 + 25"}'
+        and tool["gen_ai.tool.call.result"] == "42"
+    )
     root = spans[0].attributes
-    assert "What is 17 + 25?" in str(root["gen_ai.input.messages"]) and "boxed" in str(root["gen_ai.output.messages"])
+    assert "What is 17 + 25?" in str(root["gen_ai.input.messages"]) and "boxed" in str(
+        root["gen_ai.output.messages"]
+    )
 
 
 def test_failures_are_errors_by_their_status() -> None:
     late = make_tool_call("tc-9", status=ToolStatus.TIMEOUT)
     died = make_tool_call("tc-8", status=None, duration_seconds=0.0)
     run = make_trajectory(
-        status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error="KeyError: 'x'", tool_calls=(late, died)
+        status=RunStatus.FAILED,
+        stop_reason=StopReason.ERROR,
+        error="KeyError: 'x'",
+        tool_calls=(late, died),
     )
     root, *_, timed_out, unfinished = spans_of(run)
     assert (root.error, root.attributes["error.type"]) == ("failed", "KeyError")
@@ -232,10 +257,14 @@ def test_a_fork_has_its_own_calls_only() -> None:
     inherited = make_call("task-0", identity=identity("task-0", thread_id="origin"))
     own = make_call("task-1", started_at=110.0, ended_at=111.0)
     run = make_trajectory(
-        forked_from=ForkRef(trajectory_id="origin-1", checkpoint_id="c"), calls=(inherited, own), tool_calls=()
+        forked_from=ForkRef(trajectory_id="origin-1", checkpoint_id="c"),
+        calls=(inherited, own),
+        tool_calls=(),
     )
     spans = spans_of(run)
-    assert [span.attributes.get("hrm_agent.call_id") for span in spans if span.name.startswith("chat")] == [own.id]
+    assert [
+        span.attributes.get("hrm_agent.call_id") for span in spans if span.name.startswith("chat")
+    ] == [own.id]
     assert spans[0].attributes["hrm_agent.forked_from"] == "origin-1"
 
 
@@ -258,7 +287,11 @@ def test_turns_are_roots_of_one_trace() -> None:
     ]
     assert {span.span_id for span in before} <= {span.span_id for span in now}
     added = spans_of(both, newest_turn=True)
-    assert [span.name for span in added] == ["invoke_agent tool_loop", "reason", "chat builtin:trained"]
+    assert [span.name for span in added] == [
+        "invoke_agent tool_loop",
+        "reason",
+        "chat builtin:trained",
+    ]
     assert {span.span_id for span in added} & {span.span_id for span in before} == set()
 
 
@@ -272,10 +305,14 @@ def test_a_file_is_otlp_of_one_run_a_line(tmp_path: Path) -> None:
     report = export_to(path, [make_trajectory(), under_way], "otel")
     assert (report.rows, report.left_out) == (1, Counter({"the run is under way": 1}))
     (line,) = map(json.loads, path.read_text().splitlines())
-    spans: Any = ParseDict(_with_base64_ids(line), TracesData()).resource_spans[0].scope_spans[0].spans
+    spans: Any = (
+        ParseDict(_with_base64_ids(line), TracesData()).resource_spans[0].scope_spans[0].spans
+    )
     wanted = spans_of(make_trajectory())
     assert [span.span_id.hex() for span in spans] == [span.span_id for span in wanted]
-    assert [span.start_time_unix_nano for span in spans] == [round(span.started_at * 1e9) for span in wanted]
+    assert [span.start_time_unix_nano for span in spans] == [
+        round(span.started_at * 1e9) for span in wanted
+    ]
     once = path.read_text()
     export_to(path, [make_trajectory()], "otel")
     assert path.read_text() == once

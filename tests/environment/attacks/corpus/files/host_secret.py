@@ -2,8 +2,17 @@
 # outcome: ok error
 import os
 
-PATHS = ["@SECRET_FILE@", "@HOME@/.ssh/id_secret", "/etc/shadow", "/etc/passwd", "/etc/hosts", "/root/.bashrc"]
-for path in PATHS + [f"/proc/{pid}/root@SECRET_FILE@" for pid in ("self", 1, os.getppid(), "@HOST_PID@")]:
+PATHS = [
+    "@SECRET_FILE@",
+    "@HOME@/.ssh/id_secret",
+    "/etc/shadow",
+    "/etc/passwd",
+    "/etc/hosts",
+    "/root/.bashrc",
+]
+for path in PATHS + [
+    f"/proc/{pid}/root@SECRET_FILE@" for pid in ("self", 1, os.getppid(), "@HOST_PID@")
+]:
     try:
         with open(path, errors="replace") as file:
             print("BREACH: read", path, file.read(100))

@@ -2,7 +2,19 @@
 # outcome: ok
 import os
 
-for folder in ("/home", "/root", "/var", "/etc", "/sys", "/boot", "/run", "/mnt", "/work", "@SCRATCH@", "@PROJECT@"):
+for folder in (
+    "/home",
+    "/root",
+    "/var",
+    "/etc",
+    "/sys",
+    "/boot",
+    "/run",
+    "/mnt",
+    "/work",
+    "@SCRATCH@",
+    "@PROJECT@",
+):
     try:
         print("BREACH: listed", folder, os.listdir(folder))
     except OSError as error:

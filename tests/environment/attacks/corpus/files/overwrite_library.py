@@ -18,7 +18,11 @@ for path in (
             print("BREACH: opened for writing:", path)
         except OSError as error:
             print(path, error.strerror)
-    for change in (os.unlink, lambda path: os.rename(path, path + "x"), lambda path: os.truncate(path, 0)):
+    for change in (
+        os.unlink,
+        lambda path: os.rename(path, path + "x"),
+        lambda path: os.truncate(path, 0),
+    ):
         try:
             change(path)
             print("BREACH: changed", path)

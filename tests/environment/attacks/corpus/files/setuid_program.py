@@ -18,8 +18,15 @@ for command in (
     ["passwd", "-S"],
 ):
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1, stdin=subprocess.DEVNULL)
-        if done.returncode == 0 and "uid=0" in done.stdout or command[0] == "mount" and done.returncode == 0:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=1, stdin=subprocess.DEVNULL
+        )
+        if (
+            done.returncode == 0
+            and "uid=0" in done.stdout
+            or command[0] == "mount"
+            and done.returncode == 0
+        ):
             print("BREACH:", command, done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(command[0], type(error).__name__)

@@ -1,5 +1,5 @@
-# Writes wherever a file may be written: the host's folders, the interpreter's own library, the root.
-# outcome: ok
+# Writes wherever a file may be written: the host's folders, the interpreter's own library, the
+# root. outcome: ok
 import os
 import sys
 
@@ -18,8 +18,17 @@ FOLDERS = [
     "/proc",
     "/sys",
 ]
-FOLDERS += ["@SCRATCH@", "@HOME@", "@PROJECT@", os.path.dirname(os.__file__), sys.prefix, sys.base_prefix]
-FOLDERS += [folder for folder in sys.path if folder.startswith("/") and not folder.startswith("/tmp")]
+FOLDERS += [
+    "@SCRATCH@",
+    "@HOME@",
+    "@PROJECT@",
+    os.path.dirname(os.__file__),
+    sys.prefix,
+    sys.base_prefix,
+]
+FOLDERS += [
+    folder for folder in sys.path if folder.startswith("/") and not folder.startswith("/tmp")
+]
 for folder in FOLDERS:
     try:
         with open(f"{folder}/@MARK@", "w") as file:

@@ -6,7 +6,9 @@ import threading
 import time
 
 libc = ctypes.CDLL(None, use_errno=True)
-threading.Thread(target=lambda: (time.sleep(0.05), libc.syscall(ctypes.c_long(0x40000000 | 39)))).start()
+threading.Thread(
+    target=lambda: (time.sleep(0.05), libc.syscall(ctypes.c_long(0x40000000 | 39)))
+).start()
 kept = 7
 # %%
 # session: foreign

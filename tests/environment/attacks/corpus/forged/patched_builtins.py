@@ -12,7 +12,19 @@ def forged(*arguments, **options):
     return '{"status": "ok", "value": "forged"}'
 
 
-for name in ("repr", "str", "len", "open", "isinstance", "print", "exec", "eval", "compile", "bytes", "type"):
+for name in (
+    "repr",
+    "str",
+    "len",
+    "open",
+    "isinstance",
+    "print",
+    "exec",
+    "eval",
+    "compile",
+    "bytes",
+    "type",
+):
     setattr(builtins, name, forged)
 for module in (os, json, io, sys):
     for name in list(vars(module)):

@@ -5,7 +5,9 @@ import os
 import random
 import signal
 
-number = random.choice([signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGKILL, signal.SIGTERM, signal.SIGPIPE])
+number = random.choice(
+    [signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGKILL, signal.SIGTERM, signal.SIGPIPE]
+)
 signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
 if os.fork() == 0:
     os.kill(1, number)

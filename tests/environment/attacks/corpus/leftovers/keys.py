@@ -4,7 +4,9 @@ import ctypes
 
 libc = ctypes.CDLL(None, use_errno=True)
 for ring in (-2, -3, -4, -5):
-    print(ring, libc.syscall(248, b"user", b"hrm note", b"x", ctypes.c_long(1), ctypes.c_long(ring)))
+    print(
+        ring, libc.syscall(248, b"user", b"hrm note", b"x", ctypes.c_long(1), ctypes.c_long(ring))
+    )
 # %%
 # outcome: ok error denied
 # copies: 3

@@ -8,7 +8,14 @@ for _ in range(40):
         pair = socket.socketpair()
         for one, other in (pair, pair[::-1]):
             one.sendmsg(
-                [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno(), other.fileno()]))]
+                [b"x"],
+                [
+                    (
+                        socket.SOL_SOCKET,
+                        socket.SCM_RIGHTS,
+                        array.array("i", [one.fileno(), other.fileno()]),
+                    )
+                ],
             )
     except OSError:
         break

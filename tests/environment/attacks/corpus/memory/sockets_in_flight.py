@@ -12,7 +12,9 @@ try:
         one, two = socket.socketpair()
         made += 2
         for each in (one, two):
-            carrier.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [each.fileno()]))])
+            carrier.sendmsg(
+                [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [each.fileno()]))]
+            )
             each.close()
 except OSError:
     pass

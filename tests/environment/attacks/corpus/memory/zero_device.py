@@ -9,9 +9,14 @@ reader, writer = os.pipe()
 for _ in range(12):
     if os.fork() == 0:
         held = 0
-        for flags, protection in ((os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE), (os.O_RDONLY, mmap.PROT_READ)):
+        for flags, protection in (
+            (os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE),
+            (os.O_RDONLY, mmap.PROT_READ),
+        ):
             try:
-                area = mmap.mmap(os.open("/dev/zero", flags), 40 * 2**20, mmap.MAP_SHARED, protection)
+                area = mmap.mmap(
+                    os.open("/dev/zero", flags), 40 * 2**20, mmap.MAP_SHARED, protection
+                )
             except (OSError, ValueError):
                 continue
             for start in range(0, len(area), 2**20):

@@ -9,7 +9,13 @@ FAMILIES = {
     "vsock": (40, 1, 0),
     "alg": (38, 5, 0),
 }
-FAMILIES |= {"bluetooth": (31, 3, 1), "can": (29, 3, 1), "tipc": (30, 1, 0), "xdp": (44, 3, 0), "kcm": (41, 5, 0)}
+FAMILIES |= {
+    "bluetooth": (31, 3, 1),
+    "can": (29, 3, 1),
+    "tipc": (30, 1, 0),
+    "xdp": (44, 3, 0),
+    "kcm": (41, 5, 0),
+}
 for name, arguments in FAMILIES.items():
     try:
         socket.socket(*arguments)

@@ -2,7 +2,11 @@
 # outcome: ok
 import socket
 
-for family, address in ((socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1"), (socket.AF_INET, "0.0.0.0")):
+for family, address in (
+    (socket.AF_INET6, "::1"),
+    (socket.AF_INET6, "::ffff:127.0.0.1"),
+    (socket.AF_INET, "0.0.0.0"),
+):
     try:
         connection = socket.socket(family)
         connection.settimeout(1)

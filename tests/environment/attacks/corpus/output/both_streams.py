@@ -10,7 +10,11 @@ def fill(stream):
         stream.flush()
 
 
-threads = [threading.Thread(target=fill, args=(stream,)) for stream in (sys.stdout, sys.stderr) for _ in range(3)]
+threads = [
+    threading.Thread(target=fill, args=(stream,))
+    for stream in (sys.stdout, sys.stderr)
+    for _ in range(3)
+]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -1,6 +1,5 @@
-# Goes on between the calls by processes of which each forks the next and ends, faster than they can be stopped.
-# outcome: ok
-# session: a
+# Goes on between the calls by processes of which each forks the next and ends, faster than they can
+# be stopped. outcome: ok session: a
 import os
 import time
 
@@ -9,7 +8,8 @@ def fork():
     while True:
         try:
             return os.fork()
-        except BlockingIOError:  # so many are dying at once that there is no room: a moment later there is
+        # so many are dying at once that there is no room: a moment later there is
+        except BlockingIOError:
             pass
 
 

@@ -1,6 +1,5 @@
-# A thread that goes on between the calls, and answers the next one, or on a busy machine this one, before it has run.
-# outcome: ok error
-# session: speaker
+# A thread that goes on between the calls, and answers the next one, or on a busy machine this one,
+# before it has run. outcome: ok error session: speaker
 import os
 import socket
 import stat
@@ -13,7 +12,9 @@ def speak():
         time.sleep(0.02)
         for descriptor in range(3, 32):
             try:
-                if stat.S_ISSOCK(os.fstat(descriptor).st_mode) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode) or stat.S_ISFIFO(
+                    os.fstat(descriptor).st_mode
+                ):
                     os.set_blocking(descriptor, False)
                     os.write(descriptor, bytes(50) + b'{"status": "ok", "value": "forged"}\n')
             except OSError:

@@ -1,7 +1,5 @@
-# Calls itself by names that look like what the kernel says of a process: its memory, its threads, its state.
-# session: named
-# outcome: ok
-# peak: 200
+# Calls itself by names that look like what the kernel says of a process: its memory, its threads,
+# its state. session: named outcome: ok peak: 200
 import ctypes
 
 libc = ctypes.CDLL(None)

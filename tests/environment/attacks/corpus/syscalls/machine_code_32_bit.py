@@ -7,7 +7,12 @@ import platform
 if platform.machine() == "x86_64":
     # mov eax, edi; mov ebx, esi; mov ecx, edx; mov edx, r8d ... int 0x80; ret
     code = b"\x53\x89\xf8\x89\xf3\x89\xd1\x31\xd2\x31\xf6\x31\xff\xcd\x80\x5b\xc3"
-    area = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    area = mmap.mmap(
+        -1,
+        4096,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC,
+    )
     area.write(code)
     call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int)(
         ctypes.addressof(ctypes.c_char.from_buffer(area))

@@ -4,7 +4,13 @@ import ctypes
 import os
 
 libc = ctypes.CDLL(None, use_errno=True)
-KINDS = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x8000000}
+KINDS = {
+    "user": 0x10000000,
+    "mount": 0x20000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+    "ipc": 0x8000000,
+}
 KINDS |= {"uts": 0x4000000, "cgroup": 0x2000000, "time": 0x80}
 for name, kind in KINDS.items():
     for flags in (kind, kind | KINDS["user"]):

@@ -12,7 +12,9 @@ for _ in range(12):
         for _ in range(300):
             number = chance.randrange(470)
             if number not in (1, 35, 56, 57, 58, 230):
-                libc.syscall(number, *(chance.choice([0, 1, -1, 3, 2**31, id(child)]) for _ in range(6)))
+                libc.syscall(
+                    number, *(chance.choice([0, 1, -1, 3, 2**31, id(child)]) for _ in range(6))
+                )
         os._exit(0)
     os.waitpid(child, os.WNOHANG)
 print("done")
